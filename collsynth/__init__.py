@@ -1,0 +1,76 @@
+"""collsynth: collective schedules for the machine you have, proven and runnable.
+
+`topology -> schedule -> program -> verify / simulate / write / run`.  The names below load their
+module on first use, so that `import collsynth` stays light (no solver, no numba, no MPI).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Topology": "collsynth.topology",
+    "Collective": "collsynth.collective",
+    "allgather": "collsynth.collective",
+    "reduce_scatter": "collsynth.collective",
+    "allreduce": "collsynth.collective",
+    "alltoall": "collsynth.collective",
+    "broadcast": "collsynth.collective",
+    "reduce": "collsynth.collective",
+    "gather": "collsynth.collective",
+    "scatter": "collsynth.collective",
+    "Schedule": "collsynth.schedule",
+    "Program": "collsynth.program",
+    "TARGETS": "collsynth.program",
+    "load_topology": "collsynth.formats",
+    "read": "collsynth.formats",
+    "write": "collsynth.formats",
+    "bound": "collsynth.bounds",
+    "synthesize": "collsynth.synth",
+    "SynthSpec": "collsynth.synth.spec",
+    "SynthResult": "collsynth.synth.spec",
+    "lower": "collsynth.lowering",
+    "verify": "collsynth.verifier",
+    "simulate": "collsynth.simulator",
+}
+
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'collsynth' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from .bounds import bound
+    from .collective import (
+        Collective,
+        allgather,
+        allreduce,
+        alltoall,
+        broadcast,
+        gather,
+        reduce,
+        reduce_scatter,
+        scatter,
+    )
+    from .formats import load_topology, read, write
+    from .lowering import lower
+    from .program import TARGETS, Program
+    from .schedule import Schedule
+    from .simulator import simulate
+    from .synth import synthesize
+    from .synth.spec import SynthResult, SynthSpec
+    from .topology import Topology
+    from .verifier import verify

@@ -1,0 +1,5 @@
+"""`python -m collsynth` is the command line."""
+
+from .cli import main
+
+main()

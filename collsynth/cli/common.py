@@ -1,0 +1,116 @@
+"""Options and printing that the verbs share."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ..errors import InputError
+from ..topology import Topology
+from ..units import parse_size
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class SizeType(click.ParamType[int]):
+    """A size option: `64M`, `1KiB` ..."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return parse_size(value, where=param.opts[0] if param else None)
+
+
+class RankListType(click.ParamType[tuple[int, ...]]):
+    """A rank list option: `0,1,5` or `0-3,7`."""
+
+    name = "ranks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        where = param.opts[0] if param else None
+        ranks: list[int] = []
+        for part in str(value).split(","):
+            first, dash, last = part.strip().partition("-")
+            if not first.isdigit() or (dash and not last.isdigit()) or len(part) > 24:
+                raise InputError(f"{part.strip()!r} is not a rank or range", where=where, expected="for example 0,1,5")
+            begin, end = int(first), int(last) if dash else int(first)
+            if end < begin or end - begin > 1_000_000:
+                raise InputError(f"range {part.strip()!r} is empty or too long", where=where)
+            ranks.extend(range(begin, end + 1))
+        return tuple(ranks)
+
+
+SIZE = SizeType()
+RANKS = RankListType()
+
+
+def topology_option(function: F) -> F:
+    """`-t/--topology`, `--gpu-model`, `--multicast`, as every verb that needs a machine takes them."""
+    for option in (
+        click.option("--multicast", is_flag=True, help="Let NVLink switches multicast and reduce (NVLS)."),
+        click.option("--gpu-model", metavar="MODEL", help="GPU class that gives a matrix its link speeds."),
+        click.option("-t", "--topology", "topology", required=True, metavar="T", help="Built-in name, file, or -."),
+    ):
+        function = option(function)
+    return function
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+force_option = click.option("-f", "--force", is_flag=True, help="Overwrite existing output.")
+
+
+def load(topology: str, gpu_model: str | None = None, multicast: bool = False) -> Topology:
+    """The machine named by `-t`; what was assumed while reading goes to stderr."""
+    from ..formats import load_topology
+
+    machine = load_topology(topology, gpu_model=gpu_model, multicast=multicast)
+    for note in machine.assumptions:
+        click.echo(f"assumed: {note}", err=True)
+    for warning in machine.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return machine
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(document, indent=2))
+
+
+def write_text_atomically(path: str | Path, text: str, *, force: bool) -> None:
+    """Write a file in one move.
+
+    Raises:
+        InputError: it exists and `force` is not given, or its folder does not exist.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise InputError("is a directory", where=str(target), expected="a file name")
+    if target.exists() and not force:
+        raise InputError("the file exists", where=str(target), hint="-f to overwrite it")
+    if not target.parent.is_dir():
+        raise InputError(f"folder {target.parent} does not exist", where=str(target))
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def is_terminal() -> bool:
+    """Whether progress may be drawn."""
+    return sys.stderr.isatty()
