@@ -95,14 +95,14 @@ class Transport(ABC):
     def recv_end(self, peer: int, channel: int) -> RecvEnd:
         """The receiving end of connection (peer, this rank, channel); the same object every time."""
 
-    def begin(self, dtype: np.dtype[Any], widths: Sequence[int]) -> None:
+    def begin(self, dtype: np.dtype[Any], widths: Sequence[int]) -> None:  # noqa: B027, an optional hook
         """A run starts: elements have this dtype, iteration i moves `widths[i]` elements of every unit."""
 
     def progress(self) -> bool:
         """Called once a polling round, after all threadblocks; whether it moved something."""
         return False
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027, an optional hook
         """Called now and then while nothing moves.
 
         Raises:
@@ -113,10 +113,10 @@ class Transport(ABC):
         """Called until true after the last instruction: whether all sent messages have left."""
         return True
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:  # noqa: B027, an optional hook
         """Tell the other ranks that this one cannot go on (best effort, must not raise)."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027, an optional hook
         """Free everything; calling it again does nothing."""
 
 
@@ -272,7 +272,10 @@ def decode(program: Program, rank: int) -> list[tuple[int, int | None, int | Non
                         expected=f"below {sizes[operand.buffer]}",
                     )
                 operands.append((int(operand.buffer), operand.index, end))
-            if row.op in RECEIVING and block.recv_peer is None or row.op in SENDING and block.send_peer is None:
+            lonely = (row.op in RECEIVING and block.recv_peer is None) or (
+                row.op in SENDING and block.send_peer is None
+            )
+            if lonely:
                 raise InputError(f"{row.op.name} in a threadblock without that peer", where=where)
             for other, other_step in row.depends:
                 if not 0 <= other_step < lengths.get(other, 0):
