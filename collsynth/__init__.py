@@ -7,7 +7,14 @@ module on first use, so that `import collsynth` stays light (no solver, no numba
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# In a checkout the open folders (topologies, algorithms, backends, bench) lie beside this package; an
+# installation maps them into it.  So `python -m collsynth...` works from a checkout's root too.
+_ROOT = Path(__file__).resolve().parent.parent
+if (_ROOT / "pyproject.toml").is_file() and (_ROOT / "topologies" / "__init__.py").is_file():
+    __path__.append(str(_ROOT))
 
 __version__ = "0.1.0"
 

@@ -58,7 +58,7 @@ def topology_option(function: F) -> F:
     for option in (
         click.option("--multicast", is_flag=True, help="Let NVLink switches multicast and reduce (NVLS)."),
         click.option("--gpu-model", metavar="MODEL", help="GPU class that gives a matrix its link speeds."),
-        click.option("-t", "--topology", "topology", required=True, metavar="T", help="Built-in name, file, or -."),
+        click.option("-t", "--topology", "topology", metavar="T", help="Built-in name, file, or -."),
     ):
         function = option(function)
     return function
