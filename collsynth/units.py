@@ -16,13 +16,12 @@ PICOSECONDS_PER_SECOND = 10**12
 
 _SIZE_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _BANDWIDTH_FACTORS = {
-    "b/s": Fraction(1, 8), "kb/s": Fraction(10**3, 8), "mb/s": Fraction(10**6, 8),
-    "gb/s": Fraction(10**9, 8), "tb/s": Fraction(10**12, 8),
-    "B/s": Fraction(1), "KB/s": Fraction(10**3), "kB/s": Fraction(10**3), "MB/s": Fraction(10**6),
+    "b/s": Fraction(1, 8), "kb/s": Fraction(10**3, 8), "Kb/s": Fraction(10**3, 8), "Mb/s": Fraction(10**6, 8),
+    "Gb/s": Fraction(10**9, 8), "Tb/s": Fraction(10**12, 8), "Gbps": Fraction(10**9, 8), "Mbps": Fraction(10**6, 8),
+    "Gbit/s": Fraction(10**9, 8), "Mbit/s": Fraction(10**6, 8), "G": Fraction(10**9, 8),
+    "B/s": Fraction(1), "kB/s": Fraction(10**3), "KB/s": Fraction(10**3), "MB/s": Fraction(10**6),
     "GB/s": Fraction(10**9), "TB/s": Fraction(10**12),
     "KiB/s": Fraction(1 << 10), "MiB/s": Fraction(1 << 20), "GiB/s": Fraction(1 << 30),
-    "Gbps": Fraction(10**9, 8), "Mbps": Fraction(10**6, 8), "Gbit/s": Fraction(10**9, 8),
-    "Mbit/s": Fraction(10**6, 8), "G": Fraction(10**9, 8),
 }  # fmt: skip
 _TIME_FACTORS = {"s": 10**12, "ms": 10**9, "us": 10**6, "µs": 10**6, "μs": 10**6, "ns": 10**3, "ps": 1}
 

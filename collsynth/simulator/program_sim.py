@@ -177,11 +177,12 @@ class _Machine:
                 start = self.free[group]
                 message.cause = self.last_user[group]
         per_unit = self.clock.ticks_per_unit
-        occupied = self.overhead[link] + message.units * per_unit[link]
+        occupied = 0
         for group in self.groups[link]:
-            self.free[group] = start + self.overhead[link] + message.units * per_unit[group]
             self.last_user[group] = message
-        self.busy[link] += occupied
+            self.free[group] = start + self.overhead[link] + message.units * per_unit[group]
+            occupied = max(occupied, self.free[group] - start)
+        self.busy[link] += self.overhead[link] + message.units * per_unit[link]
         self.units[link] += message.units
         t, row = message.sender
         if position == 0:

@@ -79,11 +79,12 @@ def simulate_schedule(schedule: Schedule, size: int | None, *, latency: bool = T
                 if free[group] > start:
                     start = free[group]
                     cause[row] = last_user[group]
-            occupied = ovh[link] + w * per_unit[link]
+            occupied = 0
             for group in groups:
-                free[group] = start + ovh[link] + w * per_unit[group]
                 last_user[group] = row
-            busy[link] += occupied
+                free[group] = start + ovh[link] + w * per_unit[group]
+                occupied = max(occupied, free[group] - start)
+            busy[link] += ovh[link] + w * per_unit[link]
             units[link] += w
             if position == ptr[row]:
                 start_at[row] = start
