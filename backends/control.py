@@ -88,7 +88,9 @@ class Control:
         Raises:
             RunError: it has; the message says which and why.
         """
-        if self.broken is None and self.comm.iprobe(source=self.mpi.ANY_SOURCE, tag=_FAIL_TAG):
+        if self.broken is not None:
+            raise RunError(self.broken)
+        if self.comm.iprobe(source=self.mpi.ANY_SOURCE, tag=_FAIL_TAG):
             status = self.mpi.Status()
             reason = self.comm.recv(source=self.mpi.ANY_SOURCE, tag=_FAIL_TAG, status=status)
             self.broken = f"rank {status.Get_source()} gave up: {reason}"

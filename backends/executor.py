@@ -221,6 +221,34 @@ def largest_count(program: Program) -> int:
     return int(program.count[moving].max()) if moving.any() else 1
 
 
+def check_connections(program: Program) -> None:
+    """Check that every connection has one sending and one receiving threadblock.
+
+    Raises:
+        InputError: it has not; the message names the connection.
+    """
+    ends: dict[str, set[tuple[int, int, int]]] = {}
+    for label, peers in (("sends to", program.tb_send), ("receives from", program.tb_recv)):
+        has = peers >= 0
+        triples = zip(program.tb_rank[has].tolist(), peers[has].tolist(), program.tb_channel[has].tolist(), strict=True)
+        ends[label] = set()
+        for rank, peer, channel in triples:
+            if peer >= program.nranks or peer == rank:
+                raise InputError(f"rank {rank} {label} rank {peer}", where=f"program {program.name}")
+            key = (rank, peer, channel) if label == "sends to" else (peer, rank, channel)
+            if key in ends[label]:
+                raise InputError(f"two threadblocks of rank {rank} {label} rank {peer} on channel {channel}")
+            ends[label].add(key)
+    lonely = sorted(ends["sends to"] ^ ends["receives from"])
+    if lonely:
+        source, target, channel = lonely[0]
+        missing = "receives" if lonely[0] in ends["sends to"] else "sends"
+        raise InputError(
+            f"no threadblock {missing} on connection {source} -> {target}, channel {channel}",
+            where=f"program {program.name}",
+        )
+
+
 def slice_widths(unit_elements: int, itemsize: int, max_count: int, message_bytes: int | None) -> list[int]:
     """Elements of every unit that each iteration moves: as few and as equal iterations as the limit allows.
 
