@@ -22,10 +22,15 @@ class Certificate:
     """A proof that can be checked by itself.
 
     Attributes:
-        kind: `cut`, `partition` (hold for any schedule) or `lp-dual` (AllReduce: tree schedules;
-            flows: any routing).
-        data: JSON-ready content: cut {vertices, capacity, demand}, partition {parts, egress},
-            lp-dual {lengths (link id -> "p/q"), ...}.
+        kind: `cut`, `partition` (hold for any schedule), `lp-dual` (flows: any routing), or `none`
+            (nothing has to move).
+        data: JSON-ready content.  Vertex and link ids are those of
+            `Topology.without_vertex_capacities()`, whose first ones are the machine's own.
+            cut: vertices, direction (`exit` or `enter`: which way the data crosses), capacity_bytes_per_s,
+            demand (share of the payload that must cross, as "p/q"), weights (uneven shards only).
+            partition: parts (vertex ids), egress_bytes_per_s (one a part).
+            lp-dual: lengths (link id as text -> whole number), payload_units, demand (units a pair, only
+            when uneven).
         scope: for what schedules it holds, in words.
     """
 
@@ -48,6 +53,8 @@ class Bound:
             bound (then "optimal" means among tree schedules); None where it equals the bound or is not
             computed.
         multicast: what the switches may do, in words.
+        notes: why the bound may be out of reach, or not the best that could be proven; empty when
+            nothing is known to stand in the way.
     """
 
     collective: str
@@ -60,6 +67,12 @@ class Bound:
     rs_ag_seconds_per_byte: Fraction | None = None
     tree_seconds_per_byte: Fraction | None = None
     multicast: str = "none"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def algbw(self) -> Fraction | None:
+        """Payload bytes per second at the bandwidth bound, None when nothing has to move."""
+        return 1 / self.seconds_per_byte if self.seconds_per_byte else None
 
     def picoseconds(self, size: int) -> Fraction:
         """max(latency, bandwidth) for `size` payload bytes, in picoseconds."""
