@@ -100,7 +100,7 @@ def _task(topology: Topology, collective: str | Collective, root: int | None) ->
         np.add.at(table, (collective.sources.ranks, collective.destinations.ranks), collective.weight)
         np.fill_diagonal(table, 0)
         off_diagonal = table[~np.eye(n, dtype=bool)]
-        if n > 1 and (off_diagonal != off_diagonal[0]).any() or n > 1 and int(off_diagonal[0]) * n != payload:
+        if (n > 1 and (off_diagonal != off_diagonal[0]).any()) or (n > 1 and int(off_diagonal[0]) * n != payload):
             demand = table.tolist()
         else:
             payload = n
@@ -237,7 +237,7 @@ def _tree_optimum(topology: Topology, seconds: Fraction) -> Fraction | None:
     from .tree_lp import solve
 
     try:
-        optimum = 1 / solve(topology, at_most=1 / seconds).value
+        optimum = 1 / solve(topology, limit=1 / seconds).value
     except MissingDependencyError:
         return None
     return optimum if optimum > seconds else None
