@@ -261,7 +261,8 @@ class Nccl:
         Raises:
             NcclUsageError: the binding does not know a function of that name.
         """
-        return name in self._functions and self.version >= self._entry(name).since
+        since = self._entry(name).since
+        return name in self._functions and self.version >= since
 
     def require(self, name: str) -> None:
         """Say which version is needed if the library lacks `nccl<name>`.
