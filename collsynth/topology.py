@@ -60,7 +60,7 @@ class Vertex:
         kind: what it is made of.
         rank: the rank that lives here, None for a vertex that only forwards.
         node: index of the host machine, None when outside every node (a network switch).
-        rail: rail number of a NIC or rail switch, None otherwise.
+        rail: rail number of a NIC or rail switch, or of the rail that a GPU uses; None otherwise.
         in_capacity, out_capacity, total_capacity: bytes/s that may enter, leave, or cross (in + out
             counted once each) the vertex, None when only its links limit it.
         capability: what the vertex can do with crossing data.
