@@ -91,10 +91,17 @@ def _classes(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return np.unique(keys, return_inverse=True)[1].ravel().astype(np.uint64)
 
 
-def _refined(
+def equitable_classes(
     rows: IntArray, columns: IntArray, values: FloatArray, row_colour: IntArray, column_colour: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Coarsest equitable colours of rows and columns that refine the given ones."""
+    """Coarsest equitable colours of rows and columns of a sparse matrix that refine the given ones."""
+    with np.errstate(over="ignore"):
+        return _equitable_classes(rows, columns, values, row_colour, column_colour)
+
+
+def _equitable_classes(
+    rows: IntArray, columns: IntArray, values: FloatArray, row_colour: IntArray, column_colour: IntArray
+) -> tuple[IntArray, IntArray]:
     entry = _mix(values.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
     row_class, column_class = row_colour.astype(np.uint64), column_colour.astype(np.uint64)
     count = (0, 0)
@@ -121,12 +128,11 @@ def maximise(program: LinearProgram) -> Solution:
     optimize: Any = require("scipy.optimize", "synth", "this bound")
     sparse: Any = require("scipy.sparse", "synth", "this bound")
     rows, columns, values, rhs, equal = program.columns()
-    with np.errstate(over="ignore"):
-        row_class, column_class = _refined(
-            rows, columns, values,
-            np.unique(np.stack((rhs, equal.astype(np.float64))), axis=1, return_inverse=True)[1].ravel(),
-            np.unique(program.gain, return_inverse=True)[1].ravel(),
-        )  # fmt: skip
+    row_class, column_class = equitable_classes(
+        rows, columns, values,
+        np.unique(np.stack((rhs, equal.astype(np.float64))), axis=1, return_inverse=True)[1].ravel(),
+        np.unique(program.gain, return_inverse=True)[1].ravel(),
+    )  # fmt: skip
     nrows, ncolumns = int(row_class.max()) + 1, int(column_class.max()) + 1
     # One row stands for its class; a column class's coefficient in it is the sum over the class.
     chosen = np.zeros(nrows, dtype=np.int64)

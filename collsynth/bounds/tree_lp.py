@@ -28,6 +28,10 @@ from .maxflow import FlowNetwork
 from .partitions import worst_partition
 from .refine import LinearProgram, maximise
 
+#: Largest denominators tried, in turn, when the solver's floating point is read as fractions.
+_DENOMINATORS = (64, 1024, 65536)
+#: Relative difference below which a fraction is taken for the solver's optimum.
+_SAME = 1e-9
 _REDUCING = (Capability.REDUCE_TO_REQUESTER, Capability.REDUCE_AND_MULTICAST)
 
 
@@ -70,13 +74,16 @@ def solve(topology: Topology, *, limit: Fraction | None = None) -> TreeLP:
         limit = _limit(graph)
     columns = _Columns(graph)
     largest = float(graph.capacity.max())
-    primal = maximise(_program(graph, columns, largest)).primal * largest
+    solution = maximise(_program(graph, columns, largest))
     n, m = graph.nranks, len(graph.tail)
-    rough = primal[: n + 2 * m]
-    for denominator in (64, 1024, 65536):
+    rough = solution.primal[: n + 2 * m] * largest
+    for denominator in _DENOMINATORS:
         values = [Fraction(float(x)).limit_denominator(denominator) for x in rough]
         weights, broadcast, reduce_ = values[:n], values[n : n + m], values[n + m :]
-        exact = _is_feasible(graph, weights, broadcast, reduce_)
+        # A coarse grid may hold a solution that is not the best one.
+        exact = abs(float(sum(weights)) / (solution.optimum * largest) - 1) < _SAME and _is_feasible(
+            graph, weights, broadcast, reduce_
+        )
         if exact:
             break
     unit = graph.unit
