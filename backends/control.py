@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from collsynth.errors import RunError, require
+from collsynth.errors import CollsynthError, InputError, RefusedError, RunError, require
+
+Result = TypeVar("Result")
 
 #: Tags that this package uses on the communicator it is given: data messages of channel c have tag
 #: DATA_TAG + c.  The standard guarantees tags up to 32767.
@@ -77,6 +79,27 @@ class Control:
     def broadcast(self, value: Any = None) -> Any:
         """Rank 0's value, on every rank; also a barrier."""
         return self.exchange(value if self.rank == 0 else None)[0]
+
+    def together(self, action: Callable[[], Result]) -> Result:
+        """Do `action` on every rank; where it fails on one, fail on all with the same message.
+
+        Raises:
+            InputError, RefusedError: some rank's action raised a `CollsynthError` (of that exit code).
+            RunError: another rank did not come.
+        """
+        value: Result | None = None
+        trouble: tuple[str, int] | None = None
+        try:
+            value = action()
+        except CollsynthError as error:
+            trouble = (str(error), error.exit_code)
+        troubles = self.exchange(trouble)
+        found = [(rank, *given) for rank, given in enumerate(troubles) if given is not None]
+        if found:
+            rank, text, code = found[0]
+            where = "" if len(found) == self.size else f"rank {rank}: "
+            raise RefusedError(where + text) if code == RefusedError.exit_code else InputError(where + text)
+        return cast(Result, value)
 
     def barrier(self) -> None:
         """Return once all ranks have come here."""

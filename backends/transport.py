@@ -77,7 +77,7 @@ def pretend_host(rank: int, nranks: int, hosts: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ring:
+class Ring:
     """Place of one connection's ring in the receiver's inbox."""
 
     offset: int
@@ -93,10 +93,10 @@ class _Ring:
         return -(-(self.header_bytes + self.depth * self.slot_bytes) // _PAGE) * _PAGE
 
 
-class _Slots:
+class Slots:
     """A mapped ring: counters and slots."""
 
-    def __init__(self, memory: mmap.mmap, ring: _Ring) -> None:
+    def __init__(self, memory: mmap.mmap, ring: Ring) -> None:
         view = memoryview(memory)
         self.tail = view[ring.offset : ring.offset + 8].cast("q")
         self.head = view[ring.offset + _LINE : ring.offset + _LINE + 8].cast("q")
@@ -108,10 +108,10 @@ class _Slots:
         ]
 
 
-class _SharedSend(SendEnd):
+class SharedSend(SendEnd):
     """Producer of a ring."""
 
-    def __init__(self, peer: int, channel: int, slots: _Slots) -> None:
+    def __init__(self, peer: int, channel: int, slots: Slots) -> None:
         self.peer, self.channel, self._slots = peer, channel, slots
         self._depth = len(slots.slots)
         self._sent, self._freed = slots.tail[0], slots.head[0]
@@ -133,10 +133,10 @@ class _SharedSend(SendEnd):
         self._slots.tail[0] = self._sent
 
 
-class _SharedRecv(RecvEnd):
+class SharedRecv(RecvEnd):
     """Consumer of a ring."""
 
-    def __init__(self, peer: int, channel: int, slots: _Slots) -> None:
+    def __init__(self, peer: int, channel: int, slots: Slots) -> None:
         self.peer, self.channel, self._slots = peer, channel, slots
         self._depth = len(slots.slots)
         self._taken, self._seen = slots.head[0], slots.tail[0]
@@ -157,7 +157,7 @@ class _SharedRecv(RecvEnd):
         self._slots.head[0] = self._taken
 
 
-class _MpiSend(SendEnd):
+class MpiSend(SendEnd):
     """Sender of MPI messages out of `depth` buffers in turn."""
 
     def __init__(self, peer: int, channel: int, control: Control, depth: int, slot_bytes: int) -> None:
@@ -194,7 +194,7 @@ class _MpiSend(SendEnd):
         return all(left)
 
 
-class _MpiRecv(RecvEnd):
+class MpiRecv(RecvEnd):
     """Receiver of MPI messages into `depth` buffers in turn, posted ahead."""
 
     def __init__(self, peer: int, channel: int, control: Control, depth: int, slot_bytes: int, messages: int) -> None:
@@ -278,8 +278,8 @@ class MixedTransport(Transport):
         self._maps: dict[int, mmap.mmap] = {}
         self._pulses: dict[int, int] = {}
         self._next_pulse = 0.0
-        self._sends: dict[tuple[int, int], _SharedSend | _MpiSend] = {}
-        self._recvs: dict[tuple[int, int], _SharedRecv | _MpiRecv] = {}
+        self._sends: dict[tuple[int, int], SharedSend | MpiSend] = {}
+        self._recvs: dict[tuple[int, int], SharedRecv | MpiRecv] = {}
         self._fd = -1
         try:
             self._set_up(assume_hosts)
@@ -316,7 +316,7 @@ class MixedTransport(Transport):
         self.shared_peers = frozenset(self._maps)
         self._connect(unmapped)
 
-    def _rings(self, rank: int) -> tuple[dict[tuple[int, int], _Ring], int]:
+    def _rings(self, rank: int) -> tuple[dict[tuple[int, int], Ring], int]:
         """Rings of `rank`'s inbox by (sender, channel), and its size; all ranks compute the same."""
         program = self._program
         mine = (program.tb_rank == rank) & (program.tb_recv >= 0)
@@ -324,7 +324,7 @@ class MixedTransport(Transport):
         rings = {}
         offset = _PAGE
         for key in keys:
-            rings[key] = _Ring(offset, self._depth, self.message_bytes)
+            rings[key] = Ring(offset, self._depth, self.message_bytes)
             offset += rings[key].nbytes
         return rings, offset
 
@@ -374,19 +374,19 @@ class MixedTransport(Transport):
             peer = int(program.tb_send[tb])
             if peer >= 0 and (peer, channel) not in self._sends:
                 if peer in self._maps:
-                    slots = _Slots(self._maps[peer], rings[peer][rank, channel])
-                    self._sends[peer, channel] = _SharedSend(peer, channel, slots)
+                    slots = Slots(self._maps[peer], rings[peer][rank, channel])
+                    self._sends[peer, channel] = SharedSend(peer, channel, slots)
                 else:
-                    self._sends[peer, channel] = _MpiSend(peer, channel, control, self._depth, self.message_bytes)
+                    self._sends[peer, channel] = MpiSend(peer, channel, control, self._depth, self.message_bytes)
             peer = int(program.tb_recv[tb])
             if peer >= 0 and (peer, channel) not in self._recvs:
                 if rank not in unmapped[peer] and self._inbox is not None:
-                    self._recvs[peer, channel] = _SharedRecv(
-                        peer, channel, _Slots(self._inbox, rings[rank][peer, channel])
+                    self._recvs[peer, channel] = SharedRecv(
+                        peer, channel, Slots(self._inbox, rings[rank][peer, channel])
                     )
                 else:
                     messages = int(receiving[program.tb_ptr[tb] : program.tb_ptr[tb + 1]].sum())
-                    self._recvs[peer, channel] = _MpiRecv(
+                    self._recvs[peer, channel] = MpiRecv(
                         peer, channel, control, self._depth, self.message_bytes, messages
                     )
 
@@ -402,7 +402,7 @@ class MixedTransport(Transport):
         for end in (*self._sends.values(), *self._recvs.values()):
             end.dtype = dtype
         for recv in self._recvs.values():
-            if isinstance(recv, _MpiRecv):
+            if isinstance(recv, MpiRecv):
                 recv.expect(len(widths))
 
     def progress(self) -> bool:
@@ -410,7 +410,7 @@ class MixedTransport(Transport):
         return False
 
     def end(self) -> bool:
-        left = [end.empty() for end in self._sends.values() if isinstance(end, _MpiSend)]
+        left = [end.empty() for end in self._sends.values() if isinstance(end, MpiSend)]
         return all(left)
 
     def check(self) -> None:
