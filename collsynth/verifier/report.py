@@ -99,8 +99,8 @@ class Finding:
         return " ".join(parts)
 
     def __str__(self) -> str:
-        head = ": ".join(part for part in (self.where, f"{self.severity} {self.code}", self.place()) if part)
-        return f"{head}: {self.message}"
+        place = "" if self.place() in self.message else self.place()
+        return ": ".join(part for part in (self.where, f"{self.severity} {self.code}", place, self.message) if part)
 
 
 @dataclass(frozen=True, slots=True)

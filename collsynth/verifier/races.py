@@ -1,0 +1,125 @@
+"""Data races: conflicting accesses of one rank's memory that nothing orders.
+
+Order comes from program order, waits, and messages (a receive follows its send), carried by vector
+clocks with one entry a threadblock.  Room in a FIFO is not counted as order: a program must not rely on
+how many messages a connection happens to hold.  Only the entries of the own rank's threadblocks are kept
+for each step, because conflicts are between steps of one rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program import READING, WRITING, Op
+from .memory import Layout, cell_name
+from .report import Finding, error
+from .structure import Structure
+
+_READING = frozenset(int(o) for o in READING)
+_WRITING = frozenset(int(o) for o in WRITING)
+
+
+class _Races:
+    """One pass over the steps in an order in which they can run."""
+
+    def __init__(self, structure: Structure, layout: Layout) -> None:
+        self.structure, self.layout, self.table = structure, layout, structure.table
+        program = self.table.program
+        self.first_tb = np.searchsorted(program.tb_rank, np.arange(program.nranks)).tolist()
+        self.next_tb = np.searchsorted(program.tb_rank, np.arange(program.nranks), side="right").tolist()
+        #: clock of each threadblock's last step, and, for the steps that others look at, of that step
+        self.clock = np.zeros((program.ntbs, program.ntbs), dtype=np.int32)
+        self.kept: dict[int, NDArray[np.int32]] = {}
+        self.uses = Counter(row for waited in structure.waits.values() for row in waited)
+        self.uses.update(structure.sender.values())
+        self.written: list[list[int]] = [[-1] * n for n in layout.ncells]
+        self.readers: list[list[tuple[int, ...]]] = [[()] * n for n in layout.ncells]
+        #: (earlier step, later step) -> (rank, first cell, kinds of access)
+        self.races: dict[tuple[int, int], tuple[int, int, str]] = {}
+
+    def run(self) -> None:
+        table, structure = self.table, self.structure
+        for row in structure.order:
+            tb = table.tb_of[row]
+            clock = self.clock[tb]
+            for other in structure.waits.get(row, ()):
+                self._join(clock, other)
+            if row in structure.sender:
+                self._join(clock, structure.sender[row])
+            clock[tb] = table.step_of[row] + 1
+            if self.uses[row]:
+                self.kept[row] = clock.copy()
+            self._access(row, table.tb_rank[tb], clock)
+
+    def _join(self, clock: NDArray[np.int32], other: int) -> None:
+        np.maximum(clock, self.kept[other], out=clock)
+        self.uses[other] -= 1
+        if not self.uses[other]:
+            del self.kept[other]
+
+    def _access(self, row: int, rank: int, clock: NDArray[np.int32]) -> None:
+        table, op, count = self.table, self.table.op[row], self.table.count[row]
+        first = self.first_tb[rank]
+        known = clock[first : self.next_tb[rank]].tolist()
+        base = self.layout.base[rank]
+        if op in _READING:
+            begin = base[table.src_buffer[row]] + table.src_index[row]
+            self._read(row, rank, known, first, begin, begin + count)
+        if op in _WRITING:
+            begin = base[table.dst_buffer[row]] + table.dst_index[row]
+            if op == Op.REDUCE:
+                self._read(row, rank, known, first, begin, begin + count)
+            self._write(row, rank, known, first, begin, begin + count)
+
+    def _unordered(self, other: int, row: int, known: list[int], first: int) -> bool:
+        return other != row and known[self.table.tb_of[other] - first] <= self.table.step_of[other]
+
+    def _read(self, row: int, rank: int, known: list[int], first: int, begin: int, end: int) -> None:
+        written, readers = self.written[rank][begin:end], self.readers[rank]
+        for other in set(written):
+            if other >= 0 and self._unordered(other, row, known, first):
+                self._record(other, row, rank, begin + written.index(other), "writes", "reads")
+        mine, tb_of = self.table.tb_of[row], self.table.tb_of
+        grown: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for cell in range(begin, end):
+            known_readers = readers[cell]
+            more = grown.get(known_readers)
+            if more is None:
+                # a later read of the same threadblock stands for the earlier ones
+                more = (*(r for r in known_readers if tb_of[r] != mine), row)
+                grown[known_readers] = more
+            readers[cell] = more
+
+    def _write(self, row: int, rank: int, known: list[int], first: int, begin: int, end: int) -> None:
+        written, readers = self.written[rank], self.readers[rank]
+        before, reads = written[begin:end], readers[begin:end]
+        for other in set(before):
+            if other >= 0 and self._unordered(other, row, known, first):
+                self._record(other, row, rank, begin + before.index(other), "writes", "writes")
+        for group in set(reads):
+            for other in group:
+                if self._unordered(other, row, known, first):
+                    self._record(other, row, rank, begin + reads.index(group), "reads", "writes")
+        written[begin:end] = [row] * (end - begin)
+        readers[begin:end] = [()] * (end - begin)
+
+    def _record(self, other: int, row: int, rank: int, cell: int, one: str, two: str) -> None:
+        if (other, row) not in self.races:
+            self.races[other, row] = (rank, cell, f"{one} {two}")
+
+
+def find_races(structure: Structure, layout: Layout) -> list[Finding]:
+    """Two findings a race, one at each of its steps, each naming the other."""
+    races = _Races(structure, layout)
+    races.run()
+    table, findings = structure.table, []
+    for (other, row), (rank, cell, kinds) in sorted(races.races.items()):
+        one, two = kinds.split()
+        place = cell_name(layout, rank, cell)
+        for here, there, does, did in ((row, other, two, one), (other, row, one, two)):
+            message = f"{table.name(here)} {does} {place}, which {table.name(there)} {did}, and nothing orders them"
+            findings.append(error("E-RACE", message, **table.at(here)))
+    return findings
