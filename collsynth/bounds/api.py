@@ -21,8 +21,9 @@ from .partitions import worst_partition
 from .types import Bottleneck, Bound, Certificate
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
-_TREE_LP_RANKS = 40
-_TREE_LP_SIZE = 12_000
+#: Largest machine (ranks, ranks times links) for which the optimum over trees is computed.
+_TREE_LP_RANKS = 64
+_TREE_LP_SIZE = 25_000
 
 
 @dataclass(frozen=True, slots=True)

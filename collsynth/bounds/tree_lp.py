@@ -8,6 +8,10 @@ every rank can send as much to the roots within b.  A switch that does not copy 
 much as it receives, which keeps the theorem true after switches are split off.  The program maximises
 sum(w), the algorithm bandwidth.
 
+That the flows exist is asked for cut by cut: solve with the cuts known so far, let max-flows find the
+vertex sets that fall short, add those, repeat.  The bound by cuts and partitions caps the objective, so
+the rounds end as soon as one solution at the bound is feasible.
+
 The optimum is proven for any schedule when a cut or a partition gives the same value
 (`TreeLP.certified`), and otherwise it is the optimum among tree schedules, as exact as floating point.
 """
@@ -23,15 +27,19 @@ import numpy as np
 
 from ..topology import Capability, Topology
 from .cuts import minimum_cut
-from .graph import Graph
+from .graph import BoolArray, Graph, IntArray
 from .maxflow import FlowNetwork
 from .partitions import worst_partition
-from .refine import LinearProgram, maximise
+from .refine import LinearProgram, Solution, maximise
 
 #: Largest denominators tried, in turn, when the solver's floating point is read as fractions.
 _DENOMINATORS = (64, 1024, 65536)
 #: Relative difference below which a fraction is taken for the solver's optimum.
 _SAME = 1e-9
+#: Whole units of the fastest link in the max-flows that look for violated cuts.
+_GRID = 1 << 32
+#: Share of the fastest link by which a flow may fall short: the solver's own tolerance is a tenth of it.
+_SHORT = 1e-6
 _REDUCING = (Capability.REDUCE_TO_REQUESTER, Capability.REDUCE_AND_MULTICAST)
 
 
@@ -72,10 +80,9 @@ def solve(topology: Topology, *, limit: Fraction | None = None) -> TreeLP:
     graph = Graph.of(topology)
     if limit is None:
         limit = _limit(graph)
-    columns = _Columns(graph)
     largest = float(graph.capacity.max())
-    solution = maximise(_program(graph, columns, largest))
     n, m = graph.nranks, len(graph.tail)
+    solution = _best_rates(graph, largest, float(limit / graph.unit) / largest)
     rough = solution.primal[: n + 2 * m] * largest
     for denominator in _DENOMINATORS:
         values = [Fraction(float(x)).limit_denominator(denominator) for x in rough]
@@ -105,56 +112,78 @@ def _limit(graph: Graph) -> Fraction:
     return (partition.ratio / 2 if partition else Fraction(cut.exit)) * graph.unit
 
 
-class _Columns:
-    """Where the variables are: w, a, b, then the broadcast and the reduce flow of each rank on each link."""
+def _best_rates(graph: Graph, largest: float, limit: float) -> Solution:
+    """Optimal w, then a, then b (in units of `largest`), not above `limit` in all."""
+    n, m = graph.nranks, len(graph.tail)
+    weight = np.arange(n, dtype=np.int64)
+    broadcast = n + np.arange(m, dtype=np.int64)
+    reduce_ = broadcast + m
+    gain = np.zeros(n + 2 * m)
+    gain[weight] = 1.0
+    program = LinearProgram(len(gain), gain)
+    program.add_entries(program.add_rows(np.array([limit]), equal=False), weight, 1.0)
+    fits = program.add_rows(graph.capacity / largest, equal=False)
+    program.add_entries(fits, broadcast, 1.0)
+    program.add_entries(fits, reduce_, 1.0)
+    directions = (
+        _Direction(graph, broadcast, graph.tail, graph.head, _plain(graph, ())),
+        _Direction(graph, reduce_, graph.head, graph.tail, _plain(graph, _REDUCING)),
+    )
+    for direction in directions:
+        direction.add_balance(program)
+        for rank in range(n):
+            direction.add_cut(program, ~graph.mask([rank]))
+    while True:
+        solution = maximise(program)
+        # A list, not a generator: both directions are asked in every round.
+        if not any([direction.add_violated(program, solution) for direction in directions]):
+            return solution
 
-    def __init__(self, graph: Graph) -> None:
-        self.n, self.m = graph.nranks, len(graph.tail)
-        self.weight = np.arange(self.n, dtype=np.int64)
-        self.broadcast = self.n + np.arange(self.m, dtype=np.int64)
-        self.reduce = self.broadcast + self.m
-        start = self.n + 2 * self.m
-        self.count = start + 2 * self.n * self.m
-        self.flow = start + np.arange(self.n * self.m, dtype=np.int64).reshape(self.n, self.m)
-        self.back_flow = self.flow + self.n * self.m
 
+class _Direction:
+    """The broadcast half (links as they are) or the reduce half (links turned around) of the program."""
 
-def _program(graph: Graph, columns: _Columns, largest: float) -> LinearProgram:
-    n, m, nvertices = columns.n, columns.m, graph.nvertices
-    gain = np.zeros(columns.count)
-    gain[columns.weight] = 1.0
-    program = LinearProgram(columns.count, gain)
-    # Each link's two shares fit into it.
-    rows = program.add_rows(graph.capacity / largest, equal=False)
-    program.add_entries(rows, columns.broadcast, 1.0)
-    program.add_entries(rows, columns.reduce, 1.0)
-    # The flow to (from) each rank fits into the link's share; the rank does not forward its own.
-    for flow, share, skipped in (
-        (columns.flow, columns.broadcast, graph.tail),
-        (columns.back_flow, columns.reduce, graph.head),
-    ):
-        rank, link = np.nonzero(skipped[None, :] != np.arange(n)[:, None])
-        rows = program.add_rows(np.zeros(len(rank)), equal=False)
-        program.add_entries(rows, flow[rank, link], 1.0)
-        program.add_entries(rows, share[link], -1.0)
-        # What enters a vertex leaves it; a rank adds its weight to the flow (takes it from the way back).
-        place = np.full((n, nvertices), -1, dtype=np.int64)
-        at_rank, at_vertex = np.nonzero(np.arange(n)[:, None] != np.arange(nvertices)[None, :])
-        place[at_rank, at_vertex] = program.add_rows(np.zeros(len(at_rank)), equal=True)
-        for ends, sign in ((graph.head, 1.0), (graph.tail, -1.0)):
-            row = place[rank, ends[link]]
-            program.add_entries(row[row >= 0], flow[rank, link][row >= 0], sign)
-        own_rank, other = np.nonzero(~np.eye(n, dtype=bool))
-        sign = 1.0 if flow is columns.flow else -1.0
-        program.add_entries(place[own_rank, other], columns.weight[other], sign)
-    for share, switches in ((columns.broadcast, _plain(graph, ())), (columns.reduce, _plain(graph, _REDUCING))):
-        balance = np.full(nvertices, -1, dtype=np.int64)
-        balance[switches] = program.add_rows(np.zeros(len(switches)), equal=True)
-        for ends, sign in ((graph.head, 1.0), (graph.tail, -1.0)):
-            row = balance[ends]
-            program.add_entries(row[row >= 0], share[row >= 0], sign)
-    assert m == len(graph.head)
-    return program
+    def __init__(self, graph: Graph, share: IntArray, tail: IntArray, head: IntArray, plain: list[int]) -> None:
+        self.share, self.tail, self.head, self.plain = share, tail, head, plain
+        self.n, self.source = graph.nranks, graph.nvertices
+        self._network = FlowNetwork(
+            self.source + 1,
+            [*tail.tolist(), *([self.source] * self.n)],
+            [*head.tolist(), *range(self.n)],
+            [0] * (len(tail) + self.n),
+        )
+        self._known: set[bytes] = set()
+
+    def add_balance(self, program: LinearProgram) -> None:
+        """Switches that cannot copy (reduce) pass on what they receive."""
+        place = np.full(self.source, -1, dtype=np.int64)
+        place[self.plain] = program.add_rows(np.zeros(len(self.plain)), equal=True)
+        for ends, sign in ((self.head, 1.0), (self.tail, -1.0)):
+            row = place[ends]
+            program.add_entries(row[row >= 0], self.share[row >= 0], sign)
+
+    def add_cut(self, program: LinearProgram, side: BoolArray) -> bool:
+        """What is rooted in `side` must fit through the links that leave it; False when that is a row already."""
+        key = np.packbits(side).tobytes()
+        if key in self._known:
+            return False
+        self._known.add(key)
+        row = program.add_rows(np.zeros(1), equal=False)
+        program.add_entries(row, np.flatnonzero(side[: self.n]), 1.0)
+        program.add_entries(row, self.share[side[self.tail] & ~side[self.head]], -1.0)
+        return True
+
+    def add_violated(self, program: LinearProgram, solution: Solution) -> bool:
+        """Add the cuts of the ranks that do not receive all rates; whether there was a new one."""
+        whole = np.rint(np.maximum(solution.primal, 0.0) * _GRID).astype(np.int64)
+        for arc, amount in enumerate((*whole[self.share].tolist(), *whole[: self.n].tolist())):
+            self._network.set_capacity(arc, amount)
+        enough = int(whole[: self.n].sum()) - int(_GRID * _SHORT)
+        added = False
+        for rank in range(self.n):
+            if self._network.solve(self.source, rank) < enough:
+                added |= self.add_cut(program, self._network.source_side()[:-1])
+        return added
 
 
 def _plain(graph: Graph, able: tuple[Capability, ...]) -> list[int]:
