@@ -25,6 +25,7 @@ from math import lcm
 
 import numpy as np
 
+from ..errors import InputError
 from ..topology import Capability, Topology
 from .cuts import minimum_cut
 from .graph import BoolArray, Graph, IntArray
@@ -75,8 +76,11 @@ def solve(topology: Topology, *, limit: Fraction | None = None) -> TreeLP:
     Raises:
         UnknownSpeedError: a link's bandwidth is not known.
         DisconnectedError: some rank cannot reach another.
+        InputError: there is only one rank.
         MissingDependencyError: SciPy is not installed.
     """
+    if topology.nranks < 2:
+        raise InputError("AllReduce of one rank moves nothing", where=f"topology {topology.name}", expected="2 ranks")
     graph = Graph.of(topology)
     if limit is None:
         limit = _limit(graph)
@@ -107,7 +111,7 @@ def solve(topology: Topology, *, limit: Fraction | None = None) -> TreeLP:
 
 def _limit(graph: Graph) -> Fraction:
     cut = minimum_cut(graph)
-    assert cut is not None, "AllReduce by trees needs two ranks"
+    assert cut is not None
     partition = worst_partition(graph, below=Fraction(2 * cut.exit))
     return (partition.ratio / 2 if partition else Fraction(cut.exit)) * graph.unit
 
@@ -135,8 +139,8 @@ def _best_rates(graph: Graph, largest: float, limit: float) -> Solution:
             direction.add_cut(program, ~graph.mask([rank]))
     while True:
         solution = maximise(program)
-        # A list, not a generator: both directions are asked in every round.
-        if not any([direction.add_violated(program, solution) for direction in directions]):
+        found = [direction.add_violated(program, solution) for direction in directions]
+        if not any(found):
             return solution
 
 
