@@ -8,6 +8,7 @@ process can make every rank's input and know what it must receive.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ DTYPE_NAMES = (
 #: nccl-tests' names for the same.
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 OPS = ("sum", "prod", "max", "min", "avg")
+#: Collectives that an operation applies to (the others only move data).
+COMBINING = frozenset({"allreduce", "reduce", "reducescatter"})
 _UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "avg": np.add}
 #: Bits that a whole number may have to be exact.
 _MANTISSA = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
@@ -40,13 +43,12 @@ def dtype_of(name: str) -> np.dtype[Any]:
         raise InputError(f"unknown data type {name!r}", where="--dtype", expected="one of " + ", ".join(DTYPE_NAMES))
     if key == "bfloat16":
         try:
-            import ml_dtypes
+            return np.dtype(import_module("ml_dtypes").bfloat16)
         except ImportError as error:
             raise InputError(
                 "bfloat16 needs the package ml_dtypes, which is not installed", where="--dtype",
                 hint="pip install ml_dtypes",
             ) from error  # fmt: skip
-        return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(key)
 
 
@@ -91,10 +93,12 @@ def make_input(rank: int, elements: int, dtype: np.dtype[Any], op: str, nranks: 
         # few ranks bring a power of two, so that no partial product leaves the exponent's range
         powers = rng.integers(-1, 1, elements, endpoint=True) if rank < 12 else np.zeros(elements, dtype=np.int64)
         return (np.ldexp(1.0, powers) * rng.choice((-1.0, 1.0), elements)).astype(dtype)
-    top = (1 << _MANTISSA[dtype.name]) // max(1, nranks) if op in ("sum", "avg") else 1 << _MANTISSA[dtype.name]
-    top = min(max(top, 1), 1 << 20)
-    if top * nranks > 1 << _MANTISSA[dtype.name] and op in ("sum", "avg") and rank >= 1 << (_MANTISSA[dtype.name] - 1):
-        return np.zeros(elements, dtype=dtype)
+    exact = 1 << _MANTISSA[dtype.name]  # whole numbers up to here are exact
+    top = min(exact, 1 << 20)
+    if op in ("sum", "avg"):
+        if rank >= exact:  # more ranks than the type can count: the rest bring nothing
+            return np.zeros(elements, dtype=dtype)
+        top = min(top, max(1, exact // nranks))
     return rng.integers(-top, top, elements, endpoint=True).astype(dtype)
 
 
@@ -136,7 +140,7 @@ def expected_output(
         return make_input(other, size, dtype, op, nranks, seed=seed)
 
     own = slice(rank * count, (rank + 1) * count)
-    if name in ("allreduce", "reduce", "reducescatter"):
+    if name in COMBINING:
         part = own if name == "reducescatter" else slice(0, elements)
         total = source(0)[part].copy()
         function = combine(op)

@@ -164,6 +164,8 @@ class Layout:
         if in_place and self.overlaps(rank):
             holder, start = self.own_slice(rank)
             user, inner = (recvbuf, "input") if holder == "output" else (sendbuf, "output")
+            if user is None:  # reduce: only the root's receive buffer is significant
+                user = sendbuf if holder == "output" else recvbuf
             whole = user if self.exact else self._padded(user, padded[holder], xp)
             begin = start // self.count * self.shard_units * self.unit if self.count else 0
             part = whole[begin : begin + padded[inner]]
