@@ -58,9 +58,6 @@ def pick_device(count: int, rank: int, environment: Mapping[str, str] = os.envir
 class StagedArrays(Arrays):
     """Device buffers, messages in host memory."""
 
-    def address(self, array: Array) -> int:
-        return int(array.data.ptr)
-
     def put(self, message: Array, src: Array) -> None:
         self.xp.asnumpy(src, out=message)
 

@@ -28,6 +28,8 @@ import numpy as np
 from collsynth.errors import InputError, RunError
 from collsynth.program import READING, RECEIVING, SENDING, TWO_SIDED, WRITING, Buffer, Op, Program, Space
 
+from .layout import Buffers
+
 #: A numpy or CuPy array.
 Array = Any
 
@@ -145,10 +147,6 @@ class Arrays:
         """A new array."""
         return self.xp.empty(shape, dtype=dtype)
 
-    def address(self, array: Array) -> int:
-        """Address of the first element."""
-        return int(array.__array_interface__["data"][0])
-
     def copy(self, dst: Array, src: Array) -> None:
         """dst = src, both buffers."""
         dst[...] = src
@@ -204,15 +202,6 @@ class _Block:
     rows: tuple[_Row, ...]
     iteration: int = 0
     step: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Buffers:
-    """A rank's buffers as arrays of shape (units, elements of a unit); in place, two share memory."""
-
-    input: Array
-    output: Array
-    scratch: Array
 
 
 def largest_count(program: Program) -> int:
@@ -346,7 +335,7 @@ class Executor:
         """Run all threadblocks to their end.
 
         Args:
-            buffers: the rank's buffers; their second dimension is sum(widths).
+            buffers: the rank's buffers, flat, sum(widths) elements a unit.
             op: reduction name.
             widths: elements of every unit in each iteration (`slice_widths`).
             timeout: seconds without any progress on this rank after which it gives up.
@@ -363,7 +352,9 @@ class Executor:
     def _run(self, buffers: Buffers, function: Callable[..., Any], widths: Sequence[int], timeout: float) -> None:
         self.bytes_sent = dict.fromkeys(self._peers, 0)
         self.messages_sent = dict.fromkeys(self._peers, 0)
-        memory = (buffers.input, buffers.output, buffers.scratch)
+        dtype, unit = buffers.output.dtype, sum(widths)
+        # As (units, elements of a unit): a slice of every unit is then a column range.
+        memory = tuple(buffers[i].reshape(-1, unit) if unit else None for i in Buffer)
         bounds = [0]
         for width in widths:
             bounds.append(bounds[-1] + width)
@@ -371,7 +362,7 @@ class Executor:
         done = {block.id: 0 for block in self._blocks}
         for block in self._blocks:
             block.iteration = block.step = 0
-        self.transport.begin(memory[1].dtype, widths)
+        self.transport.begin(dtype, widths)
         active = [block for block in self._blocks if block.rows and len(widths)]
         idle = 0
         moved_at = time.monotonic()
@@ -412,7 +403,7 @@ class Executor:
     def _advance(
         self,
         block: _Block,
-        memory: tuple[Array, Array, Array],
+        memory: tuple[Array, ...],
         function: Callable[..., Any],
         bounds: list[int],
         done: dict[int, int],

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from collsynth.errors import InputError, RunError
-from collsynth.program import Buffer, Program
+from collsynth.program import Program
 
 from .control import Control
-from .executor import Array, Arrays, Buffers, Executor, largest_count, slice_widths
-Layout = Any
+from .data import finish
+from .executor import Array, Arrays, Executor, largest_count, slice_widths
+from .layout import Layout, is_in_place
 from .transport import FIFO_BYTES, MixedTransport
 
-
-@dataclass(slots=True)
-class _Plan:
-    """What one (count, type, mode) needs; kept from call to call.
-
-    Attributes:
-        layout: how elements lie in units.
-        widths: elements of every unit in each iteration.
-        input, output: padded arrays, or None where the caller's memory is used as it is.
-        scratch: always ours.
-    """
-
-    layout: Layout
-    widths: list[int]
-    input: Array | None
-    output: Array | None
-    scratch: Array
+#: Collectives in which contributions are combined: only there `avg` divides.
+_COMBINING = frozenset({"allreduce", "reduce", "reducescatter"})
 
 
 class RankExecutable:
@@ -52,7 +37,7 @@ class RankExecutable:
         self._transport, self._arrays = transport, arrays
         self._executor: Executor | None = Executor(program, control.rank, transport, arrays)
         self._largest = largest_count(program)
-        self._plan: tuple[tuple[int, str, bool], _Plan] | None = None
+        self._scratch: Array | None = None
 
     @staticmethod
     def load(
@@ -109,35 +94,91 @@ class RankExecutable:
             recvbuf: contiguous array for its output; None where it has none.  In place means that the
                 two share memory as NCCL has it: the same array, for allgather `sendbuf` is the rank's
                 slice of `recvbuf`, for reducescatter `recvbuf` its slice of `sendbuf`.
-            op: `sum`, `prod`, `max` or `min`; without meaning where nothing is reduced.
+            op: `sum`, `prod`, `max`, `min` or `avg`; without meaning where nothing is reduced.
 
         Raises:
-            InputError: wrong sizes or types, or a mode that the program does not have.
+            InputError: wrong sizes, types or reduction.
+            RefusedError: in place or out of place, and the program is not made for that.
             RunError: it could not go on.
         """
-        executor = self._running()
+        executor, rank = self._running(), self.control.rank
         send, recv = _flat(sendbuf, "sendbuf"), _flat(recvbuf, "recvbuf")
-        layout, dtype, in_place = self._inspect(send, recv)
-        plan = self._planned(layout, dtype, in_place)
-        self._arrays.function(op)
-        given, wanted = self._fill(plan, send, recv, in_place)
-        executor.run(Buffers(given, wanted, plan.scratch), op, widths=plan.widths, timeout=self.control.timeout)
-        if plan.output is not None and recv is not None:
-            layout.unpack(plan.output, recv)
-            self._arrays.complete()
+        layout = Layout.of(self.program, self._count(send, recv))
+        in_place = is_in_place(send, recv, layout, rank)
+        layout.require_mode(in_place or ((send is None or recv is None) and not self.program.out_of_place))
+        dtype = next(array.dtype for array in (send, recv) if array is not None)
+        buffers = layout.pack(
+            rank, send, recv, in_place=in_place, scratch=self._scratch_of(layout, dtype), xp=self._arrays.xp
+        )
+        widths = slice_widths(layout.unit, dtype.itemsize, self._largest, self._transport.message_bytes)
+        self._arrays.complete()
+        executor.run(buffers, "sum" if op == "avg" else op, widths=widths, timeout=self.control.timeout)
+        layout.unpack(rank, buffers, send, recv, in_place=in_place)
+        if op == "avg" and self.program.collective in _COMBINING and recv is not None:
+            recv[...] = finish(op, recv, self.program.nranks)
+        self._arrays.complete()
 
     def close(self) -> None:
         """Free connections and buffers; calling it again does nothing."""
-        self._executor = self._plan = None
+        self._executor = self._scratch = None
         self._transport.close()
 
     def __enter__(self) -> RankExecutable:
         return self
 
-    def __exit__(self, *args: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            # The others would wait for this rank's next call until their time-out.
+            self.control.fail(str(error) or type(error).__name__)
         self.close()
+
+    def _count(self, send: Array | None, recv: Array | None) -> int:
+        """The call's count as nccl-tests has it, from the arrays' lengths.
+
+        Raises:
+            InputError: an array is missing, or lengths or types do not fit each other.
+        """
+        one, rank = Layout.of(self.program, 1), self.control.rank
+        counts = {}
+        for label, array, shards in (
+            ("sendbuf", send, one.input_elements(rank)), ("recvbuf", recv, one.output_elements(rank)),
+        ):  # fmt: skip
+            if shards and array is None:
+                raise InputError(f"rank {rank} needs a {label}")
+            if shards and array is not None:
+                if len(array) % shards:
+                    raise InputError(f"{label} has {len(array)} elements", expected=f"a multiple of {shards}")
+                counts[label] = len(array) // shards
+        if len(set(counts.values())) > 1:
+            assert send is not None and recv is not None
+            raise InputError(f"sendbuf has {len(send)} elements and recvbuf {len(recv)}: they do not fit each other")
+        if send is not None and recv is not None and send.dtype != recv.dtype:
+            raise InputError(f"sendbuf is {send.dtype} and recvbuf {recv.dtype}", expected="one type")
+        if not counts:
+            raise InputError(f"program {self.program.name} gives rank {rank} no buffer")
+        return next(iter(counts.values()))
+
+    def _scratch_of(self, layout: Layout, dtype: np.dtype[Any]) -> Array:
+        """The scratch buffer, kept from call to call while size and type stay."""
+        size = layout.scratch_elements(self.control.rank)
+        if self._scratch is None or self._scratch.dtype != dtype or len(self._scratch) != size:
+            self._scratch = self._arrays.xp.zeros(size, dtype=dtype)
+        return self._scratch
 
     def _running(self) -> Executor:
         if self._executor is None:
             raise RunError("the executable is closed")
         return self._executor
+
+
+def _flat(array: Array | None, label: str) -> Array | None:
+    """The array as one dimension, sharing its memory.
+
+    Raises:
+        InputError: it is not contiguous.
+    """
+    if array is None:
+        return None
+    if not array.flags.c_contiguous:
+        raise InputError("is not contiguous", where=label, expected="an array in C order")
+    return array.reshape(-1)
