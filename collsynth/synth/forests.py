@@ -9,15 +9,17 @@ switches (`switches`), packing of trees over ranks (`packing`), and physical rou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
+from ..bounds import tree_lp
 from ..collective import canonical_name
 from ..errors import InputError
-from ..topology import Topology
+from ..topology import Capability, Topology, replace_topology
 from . import rates
+from .allreduce_lp import SplitProgram, best_split, exact_split, rounded
 from .forest import Forest, Tree, TreeEdge
 from .packing import LogicalTree, pack_trees
 from .rates import Graph
@@ -55,41 +57,59 @@ def pack_forest(
     *,
     root: int | None = None,
     weights: Sequence[int] | None = None,
+    split: tuple[Sequence[Fraction | int], Sequence[Fraction | int]] | None = None,
     pieces: int | None = None,
     exact: bool = False,
     max_pieces: int | None = None,
 ) -> PackedForest:
     """The best forest for AllGather, ReduceScatter, AllReduce, Broadcast or Reduce.
 
+    AllReduce chooses its own roots and shares of each link unless they are given; where ReduceScatter and
+    AllGather one after the other are optimal, the same rate comes out.
+
     Args:
-        topology: the machine; every bandwidth must be known.  Switches forward only, whatever they could do.
+        topology: the machine; every bandwidth must be known.  Switches only forward here, whatever they can.
         name: the collective, any spelling.
         root: root of Broadcast and Reduce (default 0).
-        weights: shares of the ranks, whole numbers (AllGather, ReduceScatter).
-        pieces: AllGather, ReduceScatter: unit pieces a rank (times its weight).  Others: unit pieces in all.
-        exact: use as many pieces as the exact optimum needs (up to `max_pieces`).
-        max_pieces: limit for `exact`, pieces a rank.
+        weights: shares of the ranks as roots, whole numbers, one a rank (not for Broadcast and Reduce).
+        split: AllReduce: bytes/s of each link for broadcast and for reduce trees.
+        pieces: AllGather, ReduceScatter, or with `weights`: unit pieces a rank, times its weight
+            (default 1).  Broadcast and Reduce: unit pieces in all (default 1).  AllReduce: unit pieces in
+            all (default one a rank).
+        exact: use as many pieces as the exact optimum needs, up to `max_pieces`; `pieces` is ignored.
+        max_pieces: limit for `exact`, pieces a rank (default 512).
 
     Raises:
-        InputError: unknown collective, bad root or weights.
+        InputError: unknown collective, bad root, weights, split or number of pieces.
         UnknownSpeedError: a bandwidth is not known.
         DisconnectedError: a rank cannot reach another one that needs its data.
     """
     key = canonical_name(name)
     topology.require_speeds()
+    n = topology.nranks
     limit = max_pieces or MAX_PIECES
+    if pieces is not None and pieces < 1:
+        raise InputError(f"{pieces} pieces", expected="1 or more")
     if key in ("broadcast", "reduce"):
         chosen = root or 0
-        if not 0 <= chosen < topology.nranks:
-            raise InputError(f"root {chosen} is out of range", expected=f"0..{topology.nranks - 1}")
-        multiplicity = [int(r == chosen) for r in range(topology.nranks)]
-        limit *= topology.nranks
-    elif key in ("allgather", "reducescatter"):
-        multiplicity = _shares(weights, topology.nranks)
+        if not 0 <= chosen < n:
+            raise InputError(f"root {chosen} is out of range", expected=f"0..{n - 1}")
+        shares = [int(r == chosen) for r in range(n)]
+        limit *= n
+    elif key in ("allgather", "reducescatter", "allreduce"):
+        shares = _shares(weights, n)
     else:
-        raise InputError(f"there are no forests for {key}")
-    turned = key in ("reducescatter", "reduce")
-    return _one_way(topology, multiplicity, pieces or 1, exact=exact, limit=limit, turned=turned)
+        raise InputError(f"there are no forests for {key}", expected="a collective where everyone gets everything")
+    if n == 1:
+        count = pieces or 1
+        return PackedForest(Forest(topology), [s * count for s in shares], Fraction(0), Fraction(0), True)
+    if key != "allreduce":
+        turned = key in ("reducescatter", "reduce")
+        return _one_way(topology, shares, pieces or 1, exact=exact, limit=limit, turned=turned)
+    if split is not None:
+        return _along_split(topology, shares, split, pieces or 1)
+    fixed = None if weights is None else shares
+    return _allreduce(topology, fixed, pieces, exact=exact, limit=limit)
 
 
 def _shares(weights: Sequence[int] | None, nranks: int) -> list[int]:
@@ -103,35 +123,115 @@ def _one_way(
     topology: Topology, shares: list[int], pieces: int, *, exact: bool, limit: int, turned: bool
 ) -> PackedForest:
     """Broadcast trees, or (turned) reduce trees, for `shares` times a number of pieces."""
-    if topology.nranks == 1:
-        multiplicity = [s * pieces for s in shares]
-        return PackedForest(Forest(topology), multiplicity, Fraction(0), Fraction(0), True)
-    open_graph = Graph.of(topology.without_vertex_capacities())
-    graph = open_graph.reversed() if turned else open_graph
+    plain = Graph.of(topology.without_vertex_capacities())
+    graph = plain.reversed() if turned else plain
     least = rates.least_time(graph, shares)
-    note = ""
-    factor = pieces
+    note, factor = "", pieces
     if exact:
         found = rates.exact_multiplier(graph, shares, limit)
         if found is None:
-            note = f"the exact rate needs more than {limit} pieces; this one uses {limit}"
-        factor = limit if found is None else found
+            note = f"the exact rate needs more than {limit} pieces a rank; this forest uses {limit}"
+        factor = found or limit
     multiplicity = [factor * s for s in shares]
-    time = rates.least_whole_time(graph, multiplicity, start=least * factor)
-    lanes = None
-    while lanes is None:
-        try:
-            lanes = remove_switches(graph, rates.floor_capacities(graph, time), multiplicity)
-        except CannotSplit:
-            time = rates.next_time(graph, time)
-    trees = routed_trees(lanes, multiplicity, topology.nlinks)
+    trees = _pack_one_way(graph, multiplicity, least * factor, topology.nlinks)
     if turned:
-        forest = Forest(topology, reduce=tuple(t.reversed() for t in trees))
+        forest = Forest(topology, reduce=tuple(tree.reversed() for tree in trees))
     else:
         forest = Forest(topology, broadcast=tuple(trees))
+    return _packed(forest, multiplicity, least / (sum(shares) * graph.unit), note)
+
+
+def _pack_one_way(graph: Graph, multiplicity: Sequence[int], least: Fraction, nlinks: int) -> list[Tree]:
+    """Broadcast trees in the least whole time, at least `least`."""
+    time = rates.least_whole_time(graph, multiplicity, least)
+    try:
+        lanes = remove_switches(graph, rates.floor_capacities(graph, time), multiplicity)
+    except CannotSplit:
+        # More leaves a switch than enters it: cuts are too hopeful, the balance must be planned.
+        program = SplitProgram(graph, one_way=True)
+        total = sum(multiplicity)
+        found = best_split(program, total, program.least_time(multiplicity), multiplicity)
+        if found is None:
+            raise AssertionError("a balanced plan exists on every connected machine") from None
+        lanes = remove_switches(graph, found.broadcast, multiplicity)
+    return routed_trees(lanes, multiplicity, nlinks)
+
+
+def _allreduce(
+    topology: Topology, shares: list[int] | None, pieces: int | None, *, exact: bool, limit: int
+) -> PackedForest:
+    """Reduce and broadcast trees with the same roots, each link shared as is best."""
+    graph = Graph.of(topology.without_vertex_capacities())
+    for one in (graph, graph.reversed()):
+        rates.least_time(one, [1] * graph.nranks)  # refuses what is disconnected
+    program = SplitProgram(graph)
+    if shares is None:
+        least = _tree_optimum(topology) * graph.unit
+        total, multiplicity = pieces or graph.nranks, None
+    else:
+        least = Fraction(program.least_time(shares)).limit_denominator(1 << 30)
+        total, multiplicity = sum(shares) * (pieces or 1), [s * (pieces or 1) for s in shares]
+    note = ""
+    found = None
+    if exact:
+        found = exact_split(program, least, limit * graph.nranks, shares)
+        if found is None:
+            note = f"no forest at the exact rate was found with {limit} pieces a rank"
+    if found is None:
+        found = best_split(program, total, least, multiplicity)
+    bound = least / graph.unit
+    if found is None:
+        multiplicity = multiplicity or rounded([1.0] * graph.nranks, total)
+        forest = _both(topology, multiplicity, graph, graph.reversed())
+        return _packed(forest, multiplicity, bound, note)
+    down = routed_trees(remove_switches(graph, found.broadcast, found.weights), found.weights, topology.nlinks)
+    up = routed_trees(remove_switches(graph.reversed(), found.reduce, found.weights), found.weights, topology.nlinks)
+    forest = Forest(topology, broadcast=tuple(down), reduce=tuple(tree.reversed() for tree in up))
+    return _packed(forest, found.weights, bound, note)
+
+
+def _tree_optimum(topology: Topology) -> Fraction:
+    """Seconds per payload byte of the best AllReduce by trees when switches only forward."""
+    vertices = tuple(replace(v, capability=Capability.NONE) for v in topology.vertices)
+    return 1 / tree_lp.solve(replace_topology(topology, vertices=vertices)).value
+
+
+def _along_split(
+    topology: Topology,
+    shares: list[int],
+    split: tuple[Sequence[Fraction | int], Sequence[Fraction | int]],
+    pieces: int,
+) -> PackedForest:
+    """Reduce and broadcast trees, each within its given part of every link."""
+    down, up = ([Fraction(x) for x in part] for part in split)
+    if len(down) != topology.nlinks or len(up) != topology.nlinks or any(x < 0 for x in (*down, *up)):
+        raise InputError("split must give two shares of 0 or more for every link")
+    if any(a + b > int(c) for a, b, c in zip(down, up, topology.link_bandwidth, strict=True)):
+        raise InputError("split gives a link more than its bandwidth")
+    if any(v.in_capacity or v.out_capacity or v.total_capacity for v in topology.vertices):
+        raise InputError("a split of links cannot be combined with capacities of vertices", where=topology.name)
+    multiplicity = [s * pieces for s in shares]
+    graph = Graph.of(topology)
+    forward, backward = graph.with_bandwidth(down), graph.reversed().with_bandwidth(up)
+    bound = max(rates.least_time(part, shares) / part.unit / sum(shares) for part in (forward, backward))
+    return _packed(_both(topology, multiplicity, forward, backward), multiplicity, bound, "")
+
+
+def _both(topology: Topology, multiplicity: list[int], forward: Graph, backward: Graph) -> Forest:
+    """Broadcast trees in `forward` and reduce trees in `backward`, each as fast as it can be."""
+    down, up = (
+        _pack_one_way(graph, multiplicity, rates.least_time(graph, multiplicity), topology.nlinks)
+        for graph in (forward, backward)
+    )
+    return Forest(topology, broadcast=tuple(down), reduce=tuple(tree.reversed() for tree in up))
+
+
+def _packed(forest: Forest, multiplicity: list[int], bound: Fraction, note: str) -> PackedForest:
     rate = forest_rate(forest, sum(multiplicity))
-    bound = least / (sum(shares) * graph.unit)
-    return PackedForest(forest, multiplicity, rate, bound, rate == bound, note)
+    # A bound that comes from floating point (given weights) is not told apart from the rate it proves.
+    if bound and abs(rate / bound - 1) < Fraction(1, 10**9):
+        bound = rate
+    return PackedForest(forest, multiplicity, rate, bound, rate <= bound, note)
 
 
 def routed_trees(lanes: Lanes, multiplicity: Sequence[int], nlinks: int) -> list[Tree]:

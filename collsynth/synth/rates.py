@@ -7,10 +7,10 @@ max-flow per rank from a source joined to every root r with capacity m[r].  All 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import gcd
+from math import gcd, lcm
 
 from ..errors import DisconnectedError
 from ..topology import Topology
@@ -33,7 +33,7 @@ class Graph:
     src: tuple[int, ...]
     dst: tuple[int, ...]
     bandwidth: tuple[int, ...]
-    unit: int
+    unit: int | Fraction
 
     @staticmethod
     def of(topology: Topology) -> Graph:
@@ -48,6 +48,13 @@ class Graph:
             tuple(b // unit for b in bandwidth),
             unit,
         )
+
+    def with_bandwidth(self, bandwidth: Sequence[Fraction]) -> Graph:
+        """The same links with other bandwidths (bytes per second; a link of 0 carries nothing)."""
+        scale = lcm(*(b.denominator for b in bandwidth))
+        whole = [int(b * scale) for b in bandwidth]
+        unit = gcd(*whole) or 1
+        return replace(self, bandwidth=tuple(b // unit for b in whole), unit=Fraction(unit, scale))
 
     def reversed(self) -> Graph:
         """Every link turned around, ids kept."""
@@ -109,11 +116,11 @@ class CutOracle:
                 return self.cut()
         return None
 
-    def all_violated(self) -> list[Cut]:
-        """One set per rank that lacks something, without repeats."""
+    def all_violated(self, tolerance: int = 0) -> list[Cut]:
+        """One set per rank that lacks more than `tolerance`, without repeats."""
         found: dict[frozenset[int], Cut] = {}
         for rank in range(self.nranks):
-            if self.slack(rank) < 0:
+            if self.slack(rank) < -tolerance:
                 cut = self.cut()
                 found[cut.inside] = cut
         return list(found.values())
@@ -159,34 +166,27 @@ def floor_capacities(graph: Graph, time: Fraction) -> list[int]:
     return [b * time.numerator // time.denominator for b in graph.bandwidth]
 
 
-def least_whole_time(
-    graph: Graph,
-    multiplicity: Sequence[int],
-    *,
-    capacities: Callable[[Fraction], list[int]] | None = None,
-    start: Fraction | None = None,
-) -> Fraction:
+def least_whole_time(graph: Graph, multiplicity: Sequence[int], start: Fraction) -> Fraction:
     """Least U such that the whole pieces `floor(U * bandwidth)` carry the pieces.
 
-    Starting from a lower bound, each cut that is too small raises U to the least value at which that cut
+    From the lower bound `start`, each cut that is too small raises U to the least value at which that cut
     is wide enough, so the result is the exact minimum.
     """
     oracle = CutOracle(graph.nvertices, graph.nranks, graph.src, graph.dst)
-    time = least_time(graph, multiplicity) if start is None else start
-    make = capacities or (lambda value: floor_capacities(graph, value))
-    oracle.set(make(time), multiplicity)
+    time = start
+    oracle.set(floor_capacities(graph, time), multiplicity)
     for rank in range(graph.nranks):
         while oracle.slack(rank) < 0:
             cut = oracle.cut()
             time = _least_width_time([graph.bandwidth[a] for a in cut.entering], cut.demand(multiplicity), time)
-            oracle.set(make(time), multiplicity)
+            oracle.set(floor_capacities(graph, time), multiplicity)
     return time
 
 
 def _least_width_time(widths: Sequence[int], demand: int, time: Fraction) -> Fraction:
     """Least U >= `time` with sum(floor(U * w)) >= demand."""
     counts: dict[int, int] = {}
-    for width in widths:
+    for width in filter(None, widths):
         counts[width] = counts.get(width, 0) + 1
     time = max(time, Fraction(demand, sum(widths)))
     while True:
@@ -194,11 +194,6 @@ def _least_width_time(widths: Sequence[int], demand: int, time: Fraction) -> Fra
         if sum(whole[w] * count for w, count in counts.items()) >= demand:
             return time
         time = min(Fraction(whole[w] + 1, w) for w in counts)
-
-
-def next_time(graph: Graph, time: Fraction) -> Fraction:
-    """The least U above `time` at which some link carries one more whole piece."""
-    return min(Fraction(b * time.numerator // time.denominator + 1, b) for b in set(graph.bandwidth))
 
 
 def exact_multiplier(graph: Graph, multiplicity: Sequence[int], limit: int) -> int | None:
