@@ -78,6 +78,8 @@ class Blame:
         assert wanted is not None
         head = f"rank {rank} {cell_name(self.layout, rank, cell)} holds {describe(value, self.goal)}"
         head += f" where {describe(wanted, self.goal)} belongs"
+        if value is None and wanted >> self.goal.shift == 1 << rank:
+            head += f" (the rank's own input[{wanted & self.low}], which no step copies there)"
         code = self.trace.writer[rank][cell]
         if code >= 0:
             chain = self._chain(code, wanted)

@@ -318,13 +318,13 @@ def _report_deadlock(structure: Structure, left: list[int]) -> None:
             row = next(p for p, _ in reversed(structure.predecessors(row, fifo)) if p in stuck)
         if seen[row] != walk:
             continue
-        circle, text = [row], []
+        circle, text = [row], [table.name(row)]
         while True:
             previous, reason = next(e for e in reversed(structure.predecessors(circle[-1], fifo)) if e[0] in stuck)
-            text.append(f"{table.name(circle[-1])} {reason} {table.name(previous)}")
+            text.append(f"{reason} {table.name(previous)}")
             if previous == row:
                 break
             circle.append(previous)
-        shown = text if len(text) <= _SHOWN_CYCLE else [*text[: _SHOWN_CYCLE - 1], f"... ({len(text)} steps in all)"]
-        message = f"{blame}; {len(stuck)} steps never end: {', '.join(shown)}"
+        shown = text if len(text) <= _SHOWN_CYCLE else [*text[:_SHOWN_CYCLE], f"... ({len(text) - 1} steps in all)"]
+        message = f"{blame}; {len(stuck)} steps never end: {', which '.join(shown)}"
         structure.fail(error("E-DEADLOCK", message, **table.at(row)))
