@@ -89,6 +89,9 @@ def _task(topology: Topology, collective: str | Collective, root: int | None) ->
         )
     if root is not None and root != collective.root:
         raise InputError(f"the collective's root is {collective.root}, not {root}", where="--root")
+    if collective.name in ("allreduce", "broadcast", "reduce"):
+        # Everybody ends with (or contributes to) all of it: who owns which chunk does not matter.
+        return _Task(collective.name, collective.root, [1] * n, even=True)
     sums = np.zeros(n, dtype=np.int64)
     np.add.at(sums, collective.owner, collective.weight)
     weights = [int(w) for w in sums]

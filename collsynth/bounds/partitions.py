@@ -33,6 +33,8 @@ from .maxflow import FlowNetwork
 
 #: Relaxations solved at most, times the number of ranks.
 _BRANCHING_BUDGET = 3000
+#: Relaxations that are always allowed.
+_LEAST_BRANCHES = 4
 #: In `_Choice`: the switch stands in no part.
 _NOWHERE = -1
 
@@ -74,7 +76,7 @@ def worst_partition(graph: Graph, *, below: Fraction | None = None) -> Partition
     best: Partition | None = None
     limit = below
     order = itertools.count()
-    budget = max(4, _BRANCHING_BUDGET // graph.nranks)
+    budget = max(_LEAST_BRANCHES, _BRANCHING_BUDGET // graph.nranks)
     queue: list[tuple[Fraction, int, dict[int, int]]] = [(Fraction(0), next(order), {})]
     while queue and budget:
         promise, _, choice = heapq.heappop(queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,24 +57,29 @@ def bound(
         click.echo(text(machine, result, size))
 
 
-def _gigabytes(seconds_per_byte: Any) -> float | None:
-    """GB/s of a time per byte, None when nothing takes time."""
-    return float(1 / seconds_per_byte / 10**9) if seconds_per_byte else None
+def _gigabytes(seconds_per_byte: Fraction, factor: Fraction = Fraction(1)) -> float | None:
+    """GB/s of a time per byte, times `factor`; None when nothing takes time."""
+    return float(factor / seconds_per_byte / 10**9) if seconds_per_byte else None
+
+
+def _bus(result: Bound) -> float | None:
+    """busbw in GB/s: exact until the last step, so that 450 prints as 450."""
+    from ..collective import busbw_factor
+
+    factor = Fraction(busbw_factor(result.collective, result.nranks)).limit_denominator(result.nranks)
+    return _gigabytes(result.seconds_per_byte, factor)
 
 
 def document(machine: Topology, result: Bound, size: int | None) -> dict[str, Any]:
     """The JSON document of one bound (keys: the command-line contract)."""
-    from ..collective import busbw_factor
     from ..units import fraction_text, microseconds
 
-    algbw = _gigabytes(result.seconds_per_byte)
-    factor = busbw_factor(result.collective, result.nranks)
     row: dict[str, Any] = {
         "collective": result.collective,
         "topology": machine.name,
         "nranks": result.nranks,
-        "algbw_GBps": algbw,
-        "busbw_GBps": None if algbw is None else algbw * factor,
+        "algbw_GBps": _gigabytes(result.seconds_per_byte),
+        "busbw_GBps": _bus(result),
     }
     if result.root is not None:
         row["root"] = result.root
@@ -111,7 +117,6 @@ def _limit(result: Bound, size: int) -> str:
 
 def text(machine: Topology, result: Bound, size: int | None) -> str:
     """The bound for people."""
-    from ..collective import busbw_factor
     from ..units import format_size, fraction_text, microseconds
 
     rooted = "" if result.root is None else f" from root {result.root}"
@@ -122,8 +127,7 @@ def text(machine: Topology, result: Bound, size: int | None) -> str:
     if algbw is None:
         lines.append("  nothing has to move between ranks: the bound is 0")
         return "\n".join(lines)
-    busbw = algbw * busbw_factor(result.collective, result.nranks)
-    lines.append(f"  bandwidth   algbw <= {algbw:.6g} GB/s, busbw <= {busbw:.6g} GB/s")
+    lines.append(f"  bandwidth   algbw <= {algbw:.6g} GB/s, busbw <= {_bus(result):.6g} GB/s")
     lines.append(f"              exactly {fraction_text(result.seconds_per_byte)} seconds per byte of payload")
     lines.append(f"  latency     >= {microseconds(result.latency):.6g} us")
     if size is not None:

@@ -69,11 +69,18 @@ def worst_cut(topology: Topology, weights: Sequence[int], sinks: Sequence[int]) 
 
 
 def allreduce(topology: Topology) -> Fraction:
-    """The larger of 1 / min cut and 2 (p - 1) / egress over all partitions, straight from the definition."""
+    """The larger of 1 / min cut and the worst partition, straight from the definition."""
+    nvertices, leaving = len(topology.vertices), exits(topology)
+    ranks = (1 << topology.nranks) - 1
+    cut = min(leaving[s] for s in range(1, 1 << nvertices) if s & ranks and ~s & ranks)
+    return max(Fraction(1, cut), partition(topology))
+
+
+def partition(topology: Topology) -> Fraction:
+    """max of 2 (p - 1) / egress over all families of p >= 2 disjoint parts that the definition allows."""
     n, nvertices, leaving = topology.nranks, len(topology.vertices), exits(topology)
     ranks = (1 << n) - 1
     must = sum(1 << i for i, v in enumerate(topology.vertices) if v.rank is not None or v.capability != Capability.NONE)
-    cut = min(leaving[s] for s in range(1, 1 << nvertices) if s & ranks and ~s & ranks)
     # least[m][p]: least total egress of p disjoint parts inside m that hold all of m's ranks and copying switches.
     least: list[dict[int, int]] = [{} for _ in range(1 << nvertices)]
     for mask in range(1 << nvertices):
@@ -94,10 +101,7 @@ def allreduce(topology: Topology) -> Fraction:
             if not sub:
                 break
             sub = (sub - 1) & rest
-    partition = max(
-        (Fraction(2 * (p - 1), cost) for p, cost in least[(1 << nvertices) - 1].items() if p > 1), default=Fraction(0)
-    )
-    return max(Fraction(1, cut), partition)
+    return max(Fraction(2 * (p - 1), cost) for p, cost in least[(1 << nvertices) - 1].items() if p > 1)
 
 
 def alltoall(topology: Topology, demand: Sequence[Sequence[int]]) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import bounds_oracles as oracle
 import numpy as np
 import pytest
 
-import bounds_oracles as oracle
 from collsynth import collective as coll
 from collsynth.bounds import bound, check_certificate
 from collsynth.bounds.graph import Graph
@@ -75,16 +76,38 @@ def test_allreduce_with_copying_switches(seed: int) -> None:
     assert "2 switches may copy" in found.multicast or "2 switches may reduce" in found.multicast
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_partition_search_without_a_limit_finds_the_least_ratio(seed: int) -> None:
+#: Seeds of `random_machine(max_ranks=6, switches=2, balanced=False)` whose relaxed parts meet in a switch.
+MEETING = (53, 90, 94, 108, 137, 139, 154, 231, 236, 260, 289)
+
+
+@pytest.mark.parametrize("seed", [*range(20), *MEETING])
+@pytest.mark.parametrize("capability", [Capability.NONE, Capability.MULTICAST])
+def test_partition_search_without_a_limit_finds_the_least_ratio(seed: int, capability: Capability) -> None:
     """Also where the cut says more, so that the search is not cut off by it."""
-    topology = oracle.random_machine(seed, max_ranks=6, switches=1)
+    drawn = oracle.random_machine(seed, max_ranks=6, switches=2, balanced=False)
+    links = [(k.src, k.dst, k.bandwidth or 0) for k in drawn.links()]
+    topology = oracle.machine(drawn.nranks, links, 2, capability=capability)
     graph = Graph.of(topology)
     partition = worst_partition(graph)
     assert partition is not None and partition.best
     count = np.sum(partition.parts, axis=0)
     assert (count[: topology.nranks] == 1).all() and count.max() == 1
-    assert oracle.allreduce(topology) >= 2 / (partition.ratio * graph.unit)
+    assert 2 / (partition.ratio * graph.unit) == oracle.partition(topology)
+
+
+def test_a_search_cut_short_gives_a_valid_partition_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collsynth.bounds.partitions._BRANCHING_BUDGET", 0)
+    monkeypatch.setattr("collsynth.bounds.partitions._LEAST_BRANCHES", 1)
+    cut_short = 0
+    for seed in MEETING:
+        topology = oracle.random_machine(seed, max_ranks=6, switches=2, balanced=False)
+        graph = Graph.of(topology)
+        partition = worst_partition(graph)
+        assert partition is not None
+        assert (np.sum(partition.parts, axis=0)[: topology.nranks] == 1).all()
+        assert 2 / (partition.ratio * graph.unit) <= oracle.partition(topology)
+        cut_short += not partition.best
+    assert cut_short
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -122,8 +145,6 @@ def test_uneven_alltoall(seed: int) -> None:
     weight = np.array([rng.randint(1, 5) for _ in range(base.nchunks)], dtype=np.int64)
     demand = [[int(weight[s * n + d]) for d in range(n)] for s in range(n)]
     total = int(weight.sum())
-    from dataclasses import replace
-
     found = bound(topology, replace(base, weight=weight, payload_units=total))
     assert float(found.seconds_per_byte) == pytest.approx(oracle.alltoall(topology, demand) / total, rel=1e-9)
     assert check_certificate(topology, found)
