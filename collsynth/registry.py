@@ -32,7 +32,12 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "fully-connected": "collsynth.topologies.regular:fully_connected",
         "switch": "collsynth.topologies.regular:switch",
     },
-    "algorithms": {},
+    "algorithms": {
+        "direct": "collsynth.algorithms.direct:direct",
+        "ring": "collsynth.algorithms.ring:ring",
+        "halving-doubling": "collsynth.algorithms.halving_doubling:halving_doubling",
+        "binomial": "collsynth.algorithms.binomial:binomial",
+    },
     "backends": {
         "numpy": "collsynth.backends.numpy_backend",
         "mpi": "collsynth.backends.mpi_backend",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..errors import DisconnectedError
 from ..simulator.clock import Clock
@@ -174,7 +175,7 @@ class Machine:
         while queue:
             rows, ticks, rank, path = heapq.heappop(queue)
             if rank == dst:
-                return [self.routes[a, b][0] for a, b in zip(path, path[1:], strict=False)]
+                return [self.routes[a, b][0] for a, b in pairwise(path)]
             if rank in done:
                 continue
             done.add(rank)

@@ -1,0 +1,217 @@
+"""`synthesize`: run the engines that accept a problem, keep the best schedule, prove it.
+
+The table `ENGINES` is all there is to know: each engine says whom it accepts and yields schedules,
+coarse ones first.  `auto` asks all of them and picks by simulated time at the asked size (without a
+size: by makespan, latency 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from time import perf_counter
+from typing import Any
+
+from ..bounds import bound as bound_of
+from ..collective import Collective
+from ..errors import CollsynthError, InputError, RefusedError, TimeLimitError
+from ..registry import load as load_entry
+from ..registry import names as entry_names
+from ..schedule import Schedule
+from ..simulator import makespan, rate, simulate, steps
+from ..topology import Topology
+from ..verifier import require_verified
+from . import engines
+from .problem import Problem, make_problem
+from .spec import Status, SynthResult, SynthSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A way to make schedules.
+
+    Attributes:
+        summary: what it accepts, in words.
+        accepts: why it cannot serve a problem, None when it can.
+        schedules: yields candidates, coarse pieces first.
+    """
+
+    summary: str
+    accepts: Callable[[Problem], str | None]
+    schedules: Callable[[Problem], Iterator[Schedule]]
+
+
+def _knows(*names: str) -> Callable[[Problem], str | None]:
+    def accepts(problem: Problem) -> str | None:
+        return None if problem.name in names else f"knows {', '.join(names)}, not {problem.name}"
+
+    return accepts
+
+
+ENGINES: dict[str, Engine] = {
+    "greedy": Engine(
+        "AllGather, ReduceScatter, AllReduce, Broadcast, Reduce on any connected machine: earliest arrival, "
+        "region-aware, then list scheduling",
+        _knows("allgather", "reducescatter", "allreduce", "broadcast", "reduce"),
+        engines.greedy_schedules,
+    ),
+    "forest": Engine(
+        "AllGather, ReduceScatter, AllReduce, Broadcast, Reduce: rate-optimal tree packing, list-scheduled; "
+        "the engine of --exact",
+        _knows("allgather", "reducescatter", "allreduce", "broadcast", "reduce"),
+        engines.forest_schedules,
+    ),
+    "paths": Engine(
+        "AllToAll on any connected machine: paths of balanced load, list-scheduled",
+        _knows("alltoall"),
+        engines.path_schedules,
+    ),
+}
+
+
+def _algorithm(name: str) -> Engine:
+    """A closed form of the registry as an engine: its function refuses what it does not know."""
+    function: Any = load_entry("algorithms", name)
+
+    def schedules(problem: Problem) -> Iterator[Schedule]:
+        if problem.weights is not None:
+            return
+        for collective in problem.collectives():
+            for options in engines.variants(name):
+                if problem.out_of_time:
+                    return
+                yield function(problem.topology, collective, **options)
+
+    summary = (function.__doc__ or "").strip().partition("\n")[0]
+    return Engine(summary, lambda problem: None, schedules)
+
+
+def methods() -> dict[str, str]:
+    """Every method and what it accepts."""
+    table = {"auto": "every collective: the best of all methods that accept, by simulated time at the size"}
+    table.update({name: engine.summary for name, engine in ENGINES.items()})
+    table.update({name: _algorithm(name).summary for name in entry_names("algorithms")})
+    return table
+
+
+def _engine(name: str) -> Engine:
+    if name in ENGINES:
+        return ENGINES[name]
+    if name in entry_names("algorithms"):
+        return _algorithm(name)
+    raise InputError(f"unknown method {name!r}", where="--method", expected="one of " + ", ".join(methods()))
+
+
+def synthesize(
+    topology: Topology,
+    collective: str | Collective,
+    spec: SynthSpec | None = None,
+    *,
+    method: str = "auto",
+    **fields: Any,
+) -> SynthResult:
+    """One verified schedule.
+
+    Args:
+        topology: the machine.
+        collective: a name, or a `Collective`; one of a single unit a rank leaves the pieces open.
+        spec: limits and wishes; `fields` replace single ones (`size=1 << 26`, `exact=True` ...).
+        method: an engine, a closed form of the registry, or `auto`.
+
+    Returns:
+        The result; its schedule carries verify's stamp.
+
+    Raises:
+        InputError: bad input; UnknownSpeedError, DisconnectedError among them.
+        RefusedError: no method accepts, or the target selects no number of pieces at the size.
+        TimeLimitError: the time limit passed before there was a schedule.
+    """
+    started = perf_counter()
+    spec = replace(spec or SynthSpec(), **fields)
+    topology.require_speeds()
+    root = spec.root if isinstance(collective, str) else None
+    limit = bound_of(topology, collective, root=root)
+    deadline = started + spec.time_limit if spec.time_limit is not None else float("inf")
+    problem = make_problem(topology, collective, spec, limit, deadline)
+    best = _best(problem, method)
+    require_verified(best.schedule)
+    return _result(problem, best, perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A schedule with its merit: simulated time, then steps, then units (all: less is better)."""
+
+    schedule: Schedule
+    merit: tuple[Fraction, int, int]
+
+
+def _judge(problem: Problem, schedule: Schedule) -> _Candidate:
+    size = problem.spec.size
+    time = makespan(schedule) if size is None else simulate(schedule, size=size).time
+    return _Candidate(schedule, (time, steps(schedule), schedule.collective.payload_units))
+
+
+def _best(problem: Problem, method: str) -> _Candidate:
+    """The best candidate of the method, or of all methods that accept."""
+    auto = method == "auto"
+    order = [*entry_names("algorithms"), *ENGINES] if auto else [method]
+    if problem.spec.exact:
+        if method not in ("auto", "forest", "paths"):
+            raise RefusedError(
+                f"{method} cannot promise the exact rate",
+            )
+        order = [n for n in ("forest", "paths") if auto or n == method]
+    best: _Candidate | None = None
+    reasons: list[str] = []
+    for name in order:
+        engine = _engine(name)
+        reason = engine.accepts(problem)
+        if reason is not None:
+            reasons.append(f"{name} {reason}")
+            continue
+        try:
+            for schedule in engine.schedules(problem):
+                candidate = _judge(problem, schedule)
+                if best is None or candidate.merit < best.merit:
+                    best = candidate
+                if _perfect(problem, best) or problem.out_of_time:
+                    break
+        except RefusedError as error:
+            if not auto:
+                raise
+            reasons.append(f"{name}: {error}")
+        if best is not None and (_perfect(problem, best) or problem.out_of_time):
+            break
+    if best is None:
+        if problem.out_of_time:
+            raise TimeLimitError(f"the time limit of {problem.spec.time_limit:g} s passed before there was a schedule")
+        raise RefusedError(f"no method gives {problem.name} here: " + "; ".join(reasons))
+    return best
+
+
+def _perfect(problem: Problem, candidate: _Candidate) -> bool:
+    """Whether nothing can be faster (only makespans without latency are ever known to be)."""
+    return problem.spec.size is None and candidate.merit[0] == problem.bound.seconds_per_byte
+
+
+def _result(problem: Problem, best: _Candidate, seconds: float) -> SynthResult:
+    schedule, limit = best.schedule, problem.bound.seconds_per_byte
+    units = schedule.collective.payload_units
+    rate_ratio = rate(schedule) / limit if limit else Fraction(1)
+    time_ratio = makespan(schedule) / limit if limit else Fraction(1)
+    optimal_in, message = None, ""
+    if time_ratio == 1:
+        optimal_in = "makespan"
+    elif rate_ratio == 1:
+        optimal_in = "rate"
+    elif problem.bound.tree_seconds_per_byte and rate(schedule) == problem.bound.tree_seconds_per_byte:
+        optimal_in, message = "rate", "optimal among tree schedules; the bound holds for any schedule"
+    return SynthResult(
+        Status.OPTIMAL if optimal_in else Status.FOUND, schedule.method, problem.bound, schedule, optimal_in,
+        rate_ratio, time_ratio, Fraction(units, problem.nranks), seconds, 0.0, problem.spec.seed, message,
+    )  # fmt: skip
+
+
+__all__ = ["ENGINES", "CollsynthError", "Engine", "methods", "synthesize"]

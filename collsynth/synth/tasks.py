@@ -1,0 +1,86 @@
+"""Tasks from trees: AllGather's, their mirror images, and the two joined for AllReduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .forest import Forest, Tree
+from .list_schedule import Task
+from .machine import Machine
+
+
+def mirrored(tasks: Sequence[Task], machine: Machine) -> list[Task]:
+    """The tasks in reversed time: copies along trees from a root become reductions towards it.
+
+    Args:
+        tasks: of the turned-around machine.
+        machine: the machine itself (`Topology.reverse` keeps link ids).
+    """
+    waits: list[list[int]] = [[] for _ in tasks]
+    for index, task in enumerate(tasks):
+        for before in task.after:
+            waits[before].append(index)
+    return [
+        replace(task, route=machine.route(tuple(reversed(task.route.links))), reduce=True, after=tuple(after))
+        for task, after in zip(tasks, waits, strict=True)
+    ]
+
+
+def joined(reduce: Sequence[Task], copy: Sequence[Task]) -> list[Task]:
+    """Reduce trees followed by broadcast trees: a chunk leaves its root when its sum is complete there."""
+    into: dict[tuple[int, int], list[int]] = {}
+    for index, task in enumerate(reduce):
+        into.setdefault((task.chunk, task.route.dst), []).append(index)
+    shift = len(reduce)
+    result = list(reduce)
+    for task in copy:
+        after = [a + shift for a in task.after] if task.after else into.get((task.chunk, task.route.src), [])
+        result.append(replace(task, after=tuple(after)))
+    return result
+
+
+def _tree_tasks(tree: Tree, chunk: int, machine: Machine, first: int) -> list[Task]:
+    """One chunk over one tree; indices start at `first`."""
+    brings: dict[int, int] = {}
+    tasks: list[Task] = []
+    if not tree.reduce:
+        for edge in tree.edges:
+            after = (brings[edge.parent],) if edge.parent in brings else ()
+            brings[edge.child] = first + len(tasks)
+            tasks.append(Task(chunk, machine.route(edge.route), False, after))
+        return tasks
+    waits: dict[int, list[int]] = {}
+    for edge in reversed(tree.edges):
+        waits.setdefault(edge.parent, []).append(first + len(tasks))
+        tasks.append(Task(chunk, machine.route(edge.route), True, tuple(waits.get(edge.child, ()))))
+    return tasks
+
+
+def _one_way(trees: Sequence[Tree], owners: Sequence[int], machine: Machine) -> list[Task]:
+    """Each chunk, in order, takes the next free place in a tree of its owner; trees take turns, so
+    that the first pieces of an owner leave over different links."""
+    places: dict[int, list[Tree]] = {}
+    for owner in set(owners):
+        left = [[tree, tree.multiplicity] for tree in trees if tree.root == owner]
+        dealt: list[Tree] = []
+        while any(count for _, count in left):  # type: ignore[misc]
+            for pair in left:
+                if pair[1]:
+                    pair[1] -= 1  # type: ignore[operator]
+                    dealt.append(pair[0])  # type: ignore[arg-type]
+        places[owner] = dealt
+    tasks: list[Task] = []
+    used = dict.fromkeys(places, 0)
+    for chunk, owner in enumerate(owners):
+        tree = places[owner][used[owner]]
+        used[owner] += 1
+        tasks += _tree_tasks(tree, chunk, machine, len(tasks))
+    return tasks
+
+
+def forest_tasks(forest: Forest, owners: Sequence[int], machine: Machine) -> list[Task]:
+    """The tasks of a forest; chunk c belongs to rank `owners[c]`, whose trees have as many places."""
+    reduce = _one_way(forest.reduce, owners, machine) if forest.reduce else []
+    copy = _one_way(forest.broadcast, owners, machine) if forest.broadcast else []
+    return joined(reduce, copy)
