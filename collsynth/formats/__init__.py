@@ -55,6 +55,8 @@ def load_topology(name: str | Path, *, gpu_model: str | None = None, multicast: 
         InputError: unknown name, no such file, or the text is no machine; the message says what was seen.
     """
     text_name = str(name)
+    if not text_name:
+        raise InputError("the name is empty", where="-t", expected="a built-in name, a file, or -")
     base = text_name.split(":", 1)[0]
     is_name = isinstance(name, str) and text_name != "-" and base in registry.entries("topologies")
     if is_name:

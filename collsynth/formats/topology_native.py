@@ -62,7 +62,7 @@ class Value:
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,30}")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
+_WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {word: word[0] in "tT" for word in ("true", "True", "TRUE", "false", "False", "FALSE")}
 
 
