@@ -84,7 +84,7 @@ def make_input(rank: int, elements: int, dtype: np.dtype[Any], op: str, nranks: 
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         if op == "avg":  # a wrapped sum has no meaningful mean
-            top = int(limits.max) // max(1, nranks)
+            top = min(int(limits.max), 1 << 62) // max(1, nranks)
             return rng.integers(-top if limits.min < 0 else 0, top, elements, dtype=np.int64, endpoint=True).astype(
                 dtype
             )

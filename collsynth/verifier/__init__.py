@@ -31,12 +31,23 @@ class Source(Protocol):
     `syntax` the rules of parsers that the text breaks.
     """
 
-    program: Program
-    flags: Any
-    syntax: Sequence[Any]
+    @property
+    def flags(self) -> Any:
+        """bool[nrows] or None."""
+        ...
 
-    def where(self, rank: int, threadblock: int, step: int) -> str | None:
-        """file:line of a step."""
+    @property
+    def syntax(self) -> Sequence[Any]:
+        """Notes with code, severity, line, message, targets, rank, threadblock, step."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """File name for messages."""
+        ...
+
+    def where(self, rank: int | None = None, threadblock: int | None = None, step: int | None = None) -> str:
+        """file:line of a step, or of the best known part of it."""
         ...
 
 

@@ -241,7 +241,7 @@ class _Batch:
     ) -> None:  # fmt: skip
         """One arrival a place: rows[i] brings sent[i] to target[i]."""
         schedule, before = self.schedule, self.state[target]
-        after = np.where(reducing[:, None], before | sent, np.where(sent.any(axis=1)[:, None], sent, before))
+        after = np.where(reducing[:, None], before | sent, np.where(sent.any(axis=1, keepdims=True), sent, before))
         if self.collective.combining:
             overlap = (before & sent).any(axis=1) & reducing
             for i in np.flatnonzero(overlap)[: MAX_PER_CODE + 1]:
@@ -274,7 +274,7 @@ class _Batch:
         """Arrivals of one level commute when all add, or when all copy the same value."""
         copies = np.zeros(len(self.state), dtype=bool)
         copies[level_target[~self.schedule.reduce[level_rows]]] = True
-        unclear = copies[target] & (reducing | np.any(before != after, axis=1))
+        unclear = copies[target] & (reducing | (before ^ after).any(axis=1))
         for i in np.flatnonzero(unclear)[: MAX_PER_CODE + 1]:
             row = int(rows[i])
             other = next(int(r) for r in level_rows[level_target == target[i]] if r != row)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from small_programs import (
     INPUT,
@@ -309,7 +308,7 @@ def mutate(program: Program, rng: random.Random) -> tuple[Program, int] | None:
     """One step changed in one attribute, and its row."""
     row = rng.randrange(program.nrows)
     op = int(program.op[row])
-    changes: dict[str, np.ndarray] = {}
+    changes: dict[str, Any] = {}
 
     def put(name: str, position: int, value: int) -> None:
         column = getattr(program, name).copy()
