@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from collsynth.errors import InputError, require
 from collsynth.program import TARGETS, Program, Target
 
@@ -57,6 +59,10 @@ def pick_device(count: int, rank: int, environment: Mapping[str, str] = os.envir
 
 class StagedArrays(Arrays):
     """Device buffers, messages in host memory."""
+
+    def to_host(self, array: Array) -> np.ndarray:
+        host: np.ndarray = self.xp.asnumpy(array)
+        return host
 
     def put(self, message: Array, src: Array) -> None:
         self.xp.asnumpy(src, out=message)

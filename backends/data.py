@@ -29,6 +29,9 @@ _UFUNCS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.mini
 #: Bits that a whole number may have to be exact.
 _MANTISSA = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
+#: Elements after which a rank's input repeats.
+PERIOD = 1_048_583
+
 Array = NDArray[Any]
 
 
@@ -79,7 +82,16 @@ def finish(op: str, values: Any, nranks: int) -> Any:
 
 
 def make_input(rank: int, elements: int, dtype: np.dtype[Any], op: str, nranks: int, *, seed: int = 0) -> Array:
-    """Rank `rank`'s input: deterministic in (seed, rank), exact under `op` over `nranks` ranks in any order."""
+    """Rank `rank`'s input: deterministic in (seed, rank), exact under `op` over `nranks` ranks in any order.
+
+    Beyond `PERIOD` elements, a prime so that no unit or shard is as long, the data repeat: drawing every
+    rank's numbers on every rank would take longer than the run that they check.
+    """
+    drawn = _draw(rank, min(elements, PERIOD), dtype, op, nranks, seed)
+    return drawn if len(drawn) == elements else np.resize(drawn, elements)
+
+
+def _draw(rank: int, elements: int, dtype: np.dtype[Any], op: str, nranks: int, seed: int) -> Array:
     rng = np.random.Generator(np.random.PCG64([seed, rank]))
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)

@@ -147,6 +147,14 @@ class Arrays:
         """A new array."""
         return self.xp.empty(shape, dtype=dtype)
 
+    def from_host(self, array: np.ndarray) -> Array:
+        """A numpy array's content where the buffers live (possibly the array itself)."""
+        return self.xp.asarray(array)
+
+    def to_host(self, array: Array) -> np.ndarray:
+        """An array's content as a numpy array (possibly the array itself)."""
+        return np.asarray(array)
+
     def copy(self, dst: Array, src: Array) -> None:
         """dst = src, both buffers."""
         dst[...] = src

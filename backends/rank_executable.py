@@ -11,13 +11,10 @@ from collsynth.errors import InputError, RunError
 from collsynth.program import Program
 
 from .control import Control
-from .data import finish
+from .data import COMBINING, finish, poison
 from .executor import Array, Arrays, Executor, largest_count, slice_widths
 from .layout import Layout, is_in_place
 from .transport import FIFO_BYTES, MixedTransport
-
-#: Collectives in which contributions are combined: only there `avg` divides.
-_COMBINING = frozenset({"allreduce", "reduce", "reducescatter"})
 
 
 class RankExecutable:
@@ -82,6 +79,11 @@ class RankExecutable:
         return dict(self._running().messages_sent)
 
     @property
+    def arrays(self) -> Arrays:
+        """How arrays of this backend are made from the host's and read back."""
+        return self._arrays
+
+    @property
     def hosts(self) -> list[int]:
         """Host number of every rank."""
         return self._transport.hosts
@@ -114,7 +116,7 @@ class RankExecutable:
         self._arrays.complete()
         executor.run(buffers, "sum" if op == "avg" else op, widths=widths, timeout=self.control.timeout)
         layout.unpack(rank, buffers, send, recv, in_place=in_place)
-        if op == "avg" and self.program.collective in _COMBINING and recv is not None:
+        if op == "avg" and self.program.collective in COMBINING and recv is not None:
             recv[...] = finish(op, recv, self.program.nranks)
         self._arrays.complete()
 
@@ -162,7 +164,7 @@ class RankExecutable:
         """The scratch buffer, kept from call to call while size and type stay."""
         size = layout.scratch_elements(self.control.rank)
         if self._scratch is None or self._scratch.dtype != dtype or len(self._scratch) != size:
-            self._scratch = self._arrays.xp.zeros(size, dtype=dtype)
+            self._scratch = poison(self._arrays.empty((size,), dtype))
         return self._scratch
 
     def _running(self) -> Executor:
