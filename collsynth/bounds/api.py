@@ -176,7 +176,7 @@ def _by_cut(topology: Topology, graph: Graph, task: _Task, latency: int) -> Boun
         bottleneck=words.cut_bottleneck(graph, cut.side, topology.nlinks, what, enters=enters),
         certificate=Certificate("cut", data, ANY_SCHEDULE),
         multicast=multicast_text(topology),
-        notes=_reachability_notes(topology),
+        notes=_reachability_notes(topology, task.name),
     )
 
 
@@ -195,8 +195,9 @@ def _allreduce(topology: Topology, graph: Graph, latency: int) -> Bound:
     assert cut is not None
     seconds = rate(graph, cut, 1)
     # Only a partition whose ratio is below twice the min cut says more than the cut.
-    partition = worst_partition(graph, below=Fraction(2 * cut.exit))
-    notes = list(_reachability_notes(topology))
+    search = worst_partition(graph, below=Fraction(2 * cut.exit))
+    partition = search.partition
+    notes = list(_reachability_notes(topology, "allreduce"))
     if partition is not None:
         seconds = 2 / (partition.ratio * graph.unit)
         bottleneck = words.partition_bottleneck(graph, partition, topology.nlinks)
@@ -208,8 +209,6 @@ def _allreduce(topology: Topology, graph: Graph, latency: int) -> Bound:
             },
             ANY_SCHEDULE,
         )
-        if not partition.best:
-            notes.append("the search over partitions was cut short: a larger bound may be provable")
     else:
         bottleneck = words.cut_bottleneck(graph, cut.side, topology.nlinks, "the whole payload", enters=False)
         certificate = Certificate("cut", _cut_data(graph, cut, Fraction(1), enters=False), ANY_SCHEDULE)
@@ -218,6 +217,9 @@ def _allreduce(topology: Topology, graph: Graph, latency: int) -> Bound:
     collected = worst_cut(graph.turned_around(), even, range(n))
     assert spread is not None and collected is not None
     rs_ag = rate(graph, spread, n) + rate(graph, collected, n)
+    trees = _tree_optimum(topology, seconds) if rs_ag > seconds else rs_ag
+    if not search.complete and trees != seconds:
+        notes.append("the search over partitions was cut short: a larger bound may be provable")
     return Bound(
         collective="allreduce",
         nranks=n,
@@ -227,34 +229,33 @@ def _allreduce(topology: Topology, graph: Graph, latency: int) -> Bound:
         bottleneck=bottleneck,
         certificate=certificate,
         rs_ag_seconds_per_byte=rs_ag,
-        tree_seconds_per_byte=_tree_optimum(topology, seconds) if rs_ag > seconds else None,
+        tree_seconds_per_byte=trees if trees is not None and trees > seconds else None,
         multicast=multicast_text(topology),
         notes=tuple(notes),
     )
 
 
 def _tree_optimum(topology: Topology, seconds: Fraction) -> Fraction | None:
-    """The best tree schedules' rate where it is above the bound and the machine is small enough to ask."""
+    """Seconds per byte of the best tree schedules, None when the machine is too large to ask."""
     if topology.nranks > _TREE_LP_RANKS or topology.nranks * topology.nlinks > _TREE_LP_SIZE:
         return None
     from ..errors import MissingDependencyError
     from .tree_lp import solve
 
     try:
-        optimum = 1 / solve(topology, limit=1 / seconds).value
+        trees = solve(topology, limit=1 / seconds)
     except MissingDependencyError:
         return None
-    return optimum if optimum > seconds else None
+    # Rounded rates may seem to beat the bound by the last digits.
+    return max(seconds, 1 / trees.value)
 
 
-def _reachability_notes(topology: Topology) -> tuple[str, ...]:
+def _reachability_notes(topology: Topology, name: str) -> tuple[str, ...]:
     """Why no schedule may reach a cut's or partition's value on this machine."""
     notes = []
     capabilities = {v.capability for v in topology.vertices if v.rank is None}
-    if Capability.REDUCE_TO_REQUESTER in capabilities:
-        notes.append(
-            "NVLS-like switches move M(1+1/N) each way for AllReduce, so schedules reach at best 1+1/N times this bound"
-        )
+    if name == "allreduce" and Capability.REDUCE_TO_REQUESTER in capabilities:
+        notes.append("NVLS-like switches move M(1+1/N) each way, so schedules reach at best 1+1/N times this bound")
     if capabilities & {Capability.MULTICAST, Capability.REDUCE_AND_MULTICAST}:
         notes.append("with switches that copy, the bound may be out of reach")
     entering = np.zeros(len(topology.vertices), dtype=np.int64)

@@ -14,8 +14,9 @@ iteration on x ends at the exact least `sum h(A_i) / (p - 1)` after a few rounds
 
 The smallest minimising sets are disjoint whenever each forwarding switch can send at least what it
 can receive.  Where they are not (a switch with a faster way in than out), and where a copying switch
-stands in no part, the choice of the switch's part is branched on, best relaxation first, within a
-budget; past it the best partition found is returned, which is a valid bound but perhaps not the best.
+stands in no part (the general case is NP-hard: it holds multiway cut), the choice of the switch's part
+is branched on, best relaxation first, within a budget; past it the best partition found is returned,
+which is a valid bound but perhaps not the best.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from .graph import BoolArray, Graph
+from .graph import BoolArray, Graph, IntArray
 from .maxflow import FlowNetwork
 
 #: Relaxations solved at most, times the number of ranks.
@@ -46,13 +47,10 @@ class Partition:
     Attributes:
         parts: bool[nvertices] each.
         egress: capacity units that leave each part.
-        best: whether no partition of the graph gives a larger bound than this one, or than the limit
-            that the search was given.
     """
 
     parts: tuple[BoolArray, ...]
     egress: tuple[int, ...]
-    best: bool
 
     @property
     def ratio(self) -> Fraction:
@@ -60,84 +58,125 @@ class Partition:
         return Fraction(sum(self.egress), len(self.parts) - 1)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Search:
+    """What a search for the worst partition came to.
+
+    Attributes:
+        partition: the one with the least ratio found, None when none was below the limit.
+        complete: whether it is proven that there is none with a smaller ratio (below the limit).
+    """
+
+    partition: Partition | None
+    complete: bool
+
+
 _Choice = Mapping[int, int]
 
 
-def worst_partition(graph: Graph, *, below: Fraction | None = None) -> Partition | None:
-    """The partition with the least `sum exit(part) / (p - 1)`; None when there is none below `below`.
+def worst_partition(graph: Graph, *, below: Fraction | None = None) -> Search:
+    """The partition with the least `sum exit(part) / (p - 1)`.
 
     Args:
         graph: the machine, connected both ways between all ranks.
         below: only a ratio smaller than this is of interest (twice the min cut: else the cut says more).
     """
     if graph.nranks < 2:
-        return None
+        return Search(None, complete=True)
     copying = graph.can_copy_or_reduce()
     best: Partition | None = None
     limit = below
     order = itertools.count()
     budget = max(_LEAST_BRANCHES, _BRANCHING_BUDGET // graph.nranks)
-    queue: list[tuple[Fraction, int, dict[int, int]]] = [(Fraction(0), next(order), {})]
-    while queue and budget:
-        promise, _, choice = heapq.heappop(queue)
-        if limit is not None and promise >= limit:
-            queue.clear()
-            break
+    # Smallest promise first, then the deepest: the first partitions come soon.
+    queue: list[tuple[Fraction, int, int, dict[int, int]]] = [(Fraction(0), 0, next(order), {})]
+    while queue and budget and (limit is None or queue[0][0] < limit):
+        _, depth, _, choice = heapq.heappop(queue)
         budget -= 1
         parts, ratio = _relaxed(graph, choice)
         if limit is not None and ratio >= limit:
             continue
-        count = np.sum(parts, axis=0)
-        open_switches = [v for v in copying if count[v] == 0]
-        open_switches += [int(v) for v in np.flatnonzero(count > 1)]
-        candidate = _repaired(graph, parts, open_switches, copying)
-        if limit is None or candidate.ratio < limit:
-            best, limit = candidate, candidate.ratio
+        open_switches = _open_switches(parts, copying)
+        candidates = [_repaired(graph, parts, open_switches, copying)]
+        if open_switches and not choice and copying:
+            candidates += _with_neighbours(graph, copying)
+        for candidate in candidates:
+            if limit is None or candidate.ratio < limit:
+                best, limit = candidate, candidate.ratio
         if not open_switches:
             continue
         switch = open_switches[0]
         places = list(range(graph.nranks)) + ([] if switch in copying else [_NOWHERE])
         for place in places:
-            heapq.heappush(queue, (ratio, next(order), {**choice, switch: place}))
-    proven = not any(limit is None or promise < limit for promise, _, _ in queue)
-    if best is None:
-        return None
-    return Partition(best.parts, best.egress, proven)
+            heapq.heappush(queue, (ratio, depth - 1, next(order), {**choice, switch: place}))
+    return Search(best, complete=not any(limit is None or entry[0] < limit for entry in queue))
+
+
+def _open_switches(parts: list[BoolArray], copying: list[int]) -> list[int]:
+    """The switches that keep relaxed parts from being a partition: copying ones in no part, any in several."""
+    count = np.sum(parts, axis=0)
+    return [v for v in copying if count[v] == 0] + [int(v) for v in np.flatnonzero(count > 1)]
+
+
+def _with_neighbours(graph: Graph, copying: list[int]) -> list[Partition]:
+    """The best partition that keeps every copying switch together with all ranks it has links with (a box)."""
+    group = np.arange(graph.nvertices, dtype=np.int64)
+    for switch in copying:
+        ends = np.concatenate((graph.head[graph.tail == switch], graph.tail[graph.head == switch]))
+        members = np.unique(group[ends[ends < graph.nranks]])
+        if len(members):
+            group[np.isin(group, members)] = members[0]
+            group[switch] = members[0]
+    terminals = sorted({int(g) for g in group[: graph.nranks]})
+    if len(terminals) < 2:
+        return []
+    parts, _ = _Truncation(graph, group, terminals).least()
+    return [_repaired(graph, parts, _open_switches(parts, copying), copying)]
 
 
 def _relaxed(graph: Graph, choice: _Choice) -> tuple[list[BoolArray], Fraction]:
     """Sets with the least `sum exit / (p - 1)` when switches without a choice may stand in several sets or none."""
-    truncation = _Truncation(graph, choice)
-    # Every rank by itself: a valid start, and often the answer.
-    ratio = Fraction(sum(truncation.exit_of([r]) for r in range(graph.nranks)), graph.nranks - 1)
-    blocks = [[r] for r in range(graph.nranks)]
-    while (better := truncation.partition_below(ratio)) is not None:
-        blocks, ratio = better
-    return [truncation.smallest_set(block) for block in blocks], ratio
+    place = np.arange(graph.nvertices, dtype=np.int64)
+    for switch, rank in choice.items():
+        place[switch] = rank
+    return _Truncation(graph, place, list(range(graph.nranks))).least()
 
 
 class _Truncation:
-    """The max-flows of one graph after the choices: chosen switches are merged into their rank, or the sink."""
+    """The max-flows of one graph in which some vertices are merged.
 
-    def __init__(self, graph: Graph, choice: _Choice) -> None:
-        self._graph = graph
-        self._nranks = graph.nranks
+    Args:
+        graph: the machine.
+        place: int64[nvertices], the vertex that each one is merged into (itself, or a terminal), or
+            `_NOWHERE`: in no part.
+        terminals: the ranks that stand for themselves and for what is merged into them.
+    """
+
+    def __init__(self, graph: Graph, place: IntArray, terminals: list[int]) -> None:
+        self._nterminals = len(terminals)
         self._source, self._sink = graph.nvertices, graph.nvertices + 1
-        self._place = np.arange(graph.nvertices, dtype=np.int64)
-        for switch, rank in choice.items():
-            self._place[switch] = self._sink if rank == _NOWHERE else rank
+        self._place = np.where(place == _NOWHERE, self._sink, place)
         tail, head = self._place[graph.tail], self._place[graph.head]
         kept = (tail != head) & (tail != self._sink)
         self._capacity = [int(c) for c in graph.capacity[kept]]
         self._nlinks = len(self._capacity)
-        ranks = list(range(self._nranks))
         self._network = FlowNetwork(
             graph.nvertices + 2,
-            [*tail[kept].tolist(), *([self._source] * self._nranks), *ranks],
-            [*head[kept].tolist(), *ranks, *([self._sink] * self._nranks)],
-            [*self._capacity, *([0] * (2 * self._nranks))],
+            [*tail[kept].tolist(), *([self._source] * self._nterminals), *terminals],
+            [*head[kept].tolist(), *terminals, *([self._sink] * self._nterminals)],
+            [*self._capacity, *([0] * (2 * self._nterminals))],
         )
+        self._terminals = terminals
         self._scale = 1
+
+    def least(self) -> tuple[list[BoolArray], Fraction]:
+        """The sets with the least `sum exit / (p - 1)`, and that ratio."""
+        # Every terminal by itself: a valid start, and often the answer.
+        blocks = [[t] for t in range(self._nterminals)]
+        ratio = Fraction(sum(self._exit_of(block) for block in blocks), self._nterminals - 1)
+        while (better := self._partition_below(ratio)) is not None:
+            blocks, ratio = better
+        return [self._smallest_set(block) for block in blocks], ratio
 
     def _set_scale(self, scale: int) -> None:
         if scale != self._scale:
@@ -145,57 +184,57 @@ class _Truncation:
                 self._network.set_capacity(arc, capacity * scale)
             self._scale = scale
 
-    def _pull(self, rank: int, from_source: int, to_sink: int) -> None:
-        self._network.set_capacity(self._nlinks + rank, from_source)
-        self._network.set_capacity(self._nlinks + self._nranks + rank, to_sink)
+    def _pull(self, terminal: int, from_source: int, to_sink: int) -> None:
+        self._network.set_capacity(self._nlinks + terminal, from_source)
+        self._network.set_capacity(self._nlinks + self._nterminals + terminal, to_sink)
 
     def _solve_for(self, block: list[int]) -> int:
-        """Least exit, in scaled units, of a set whose ranks are `block`."""
+        """Least exit, in scaled units, of a set whose terminals are `block`."""
         endless = sum(self._capacity) * self._scale + 1
         inside = set(block)
-        for rank in range(self._nranks):
-            self._pull(rank, endless if rank in inside else 0, 0 if rank in inside else endless)
+        for t in range(self._nterminals):
+            self._pull(t, endless if t in inside else 0, 0 if t in inside else endless)
         return self._network.solve(self._source, self._sink)
 
-    def exit_of(self, block: list[int]) -> int:
+    def _exit_of(self, block: list[int]) -> int:
         """h(block) in capacity units."""
         self._set_scale(1)
         return self._solve_for(block)
 
-    def smallest_set(self, block: list[int]) -> BoolArray:
-        """bool[nvertices]: the smallest set whose ranks are `block` and whose exit is h(block)."""
+    def _smallest_set(self, block: list[int]) -> BoolArray:
+        """bool[nvertices]: the smallest set whose terminals are `block` and whose exit is h(block)."""
         self._set_scale(1)
         self._solve_for(block)
         side = self._network.source_side()
         return side[self._place]
 
-    def partition_below(self, ratio: Fraction) -> tuple[list[list[int]], Fraction] | None:
-        """A partition of the ranks with a smaller `sum h / (p - 1)` than `ratio`, None if there is none."""
+    def _partition_below(self, ratio: Fraction) -> tuple[list[list[int]], Fraction] | None:
+        """A partition of the terminals with a smaller `sum h / (p - 1)` than `ratio`, None if there is none."""
         price, scale = ratio.numerator, ratio.denominator
         self._set_scale(scale)
-        # No value exceeds its rank's exit, so the rewards together never exceed all links.
+        # No value exceeds its terminal's exit, so the rewards together never exceed all links.
         endless = 2 * sum(self._capacity) * scale + 1
         gain = 0
         value: list[int] = []
-        block_of = list(range(self._nranks))
-        for rank in range(self._nranks):
-            self._pull(rank, 0, endless)
-        for rank in range(self._nranks):
-            self._pull(rank, endless, 0)
+        block_of = list(range(self._nterminals))
+        for last in range(self._nterminals):
+            self._pull(last, 0, endless)
+        for last in range(self._nterminals):
+            self._pull(last, endless, 0)
             value.append(self._network.solve(self._source, self._sink) - gain - price)
-            self._pull(rank, max(value[-1], 0), max(-value[-1], 0))
+            self._pull(last, max(value[-1], 0), max(-value[-1], 0))
             gain += max(value[-1], 0)
             side = self._network.source_side()
             # Tight sets that meet have a tight union: their blocks become one.
-            met = {block_of[i] for i in range(rank + 1) if side[i]}
-            for i in range(rank + 1):
+            met = {block_of[i] for i in range(last + 1) if side[self._terminals[i]]}
+            for i in range(last + 1):
                 if block_of[i] in met:
-                    block_of[i] = rank
+                    block_of[i] = last
         if sum(value) >= -price:
             return None
         blocks: dict[int, list[int]] = {}
-        for rank, block in enumerate(block_of):
-            blocks.setdefault(block, []).append(rank)
+        for terminal, block in enumerate(block_of):
+            blocks.setdefault(block, []).append(terminal)
         total = sum(value) + price * len(blocks)
         assert total % scale == 0 and len(blocks) > 1
         return list(blocks.values()), Fraction(total // scale, len(blocks) - 1)
@@ -216,4 +255,4 @@ def _repaired(graph: Graph, parts: list[BoolArray], switches: list[int], copying
         growth, index = min(options)
         if switch in copying or growth < 0:
             parts[index][switch] = True
-    return Partition(tuple(parts), tuple(graph.exit(part) for part in parts), best=False)
+    return Partition(tuple(parts), tuple(graph.exit(part) for part in parts))

@@ -112,7 +112,7 @@ def solve(topology: Topology, *, limit: Fraction | None = None) -> TreeLP:
 def _limit(graph: Graph) -> Fraction:
     cut = minimum_cut(graph)
     assert cut is not None
-    partition = worst_partition(graph, below=Fraction(2 * cut.exit))
+    partition = worst_partition(graph, below=Fraction(2 * cut.exit)).partition
     return (partition.ratio / 2 if partition else Fraction(cut.exit)) * graph.unit
 
 

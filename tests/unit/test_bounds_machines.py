@@ -211,6 +211,16 @@ def test_nvls_is_named_and_its_gap_noted() -> None:
     assert bound(load_topology("dgx-h100"), "allreduce").multicast == "none"
 
 
+def test_boxes_whose_switches_copy_are_parts_of_their_own() -> None:
+    """Four NVLS boxes of eight 50 GB/s NICs: 6 payloads through 1600 GB/s, not the min cut of 400 GB/s."""
+    topology = load_topology("dgx-h100:nodes=4:nvls")
+    found = bound(topology, "allreduce")
+    assert found.seconds_per_byte == Fraction(6, 1600 * GB) and found.certificate.kind == "partition"
+    assert check_certificate(topology, found)
+    # Trees reach it, so the search, which does not try every place of the four switches, missed nothing.
+    assert found.tree_seconds_per_byte is None and not any("cut short" in note for note in found.notes)
+
+
 def test_broadcast_crosses_the_nics() -> None:
     found = bound(load_topology("dgx-a100:nodes=2"), "broadcast", root=3)
     assert algbw(found) == 200 and found.root == 3

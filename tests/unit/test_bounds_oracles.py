@@ -88,8 +88,9 @@ def test_partition_search_without_a_limit_finds_the_least_ratio(seed: int, capab
     links = [(k.src, k.dst, k.bandwidth or 0) for k in drawn.links()]
     topology = oracle.machine(drawn.nranks, links, 2, capability=capability)
     graph = Graph.of(topology)
-    partition = worst_partition(graph)
-    assert partition is not None and partition.best
+    search = worst_partition(graph)
+    partition = search.partition
+    assert partition is not None and search.complete
     count = np.sum(partition.parts, axis=0)
     assert (count[: topology.nranks] == 1).all() and count.max() == 1
     assert 2 / (partition.ratio * graph.unit) == oracle.partition(topology)
@@ -102,11 +103,12 @@ def test_a_search_cut_short_gives_a_valid_partition_and_says_so(monkeypatch: pyt
     for seed in MEETING:
         topology = oracle.random_machine(seed, max_ranks=6, switches=2, balanced=False)
         graph = Graph.of(topology)
-        partition = worst_partition(graph)
+        search = worst_partition(graph)
+        partition = search.partition
         assert partition is not None
         assert (np.sum(partition.parts, axis=0)[: topology.nranks] == 1).all()
         assert 2 / (partition.ratio * graph.unit) <= oracle.partition(topology)
-        cut_short += not partition.best
+        cut_short += not search.complete
     assert cut_short
 
 
