@@ -84,7 +84,8 @@ class Control:
         """Do `action` on every rank; where it fails on one, fail on all with the same message.
 
         Raises:
-            InputError, RefusedError: some rank's action raised a `CollsynthError` (of that exit code).
+            InputError, RefusedError: some rank's action raised a `CollsynthError` (of that exit code)
+                or an OSError.
             RunError: another rank did not come.
         """
         value: Result | None = None
@@ -93,6 +94,8 @@ class Control:
             value = action()
         except CollsynthError as error:
             trouble = (str(error), error.exit_code)
+        except OSError as error:
+            trouble = (f"{error.filename or 'input/output'}: {error.strerror or error}", InputError.exit_code)
         troubles = self.exchange(trouble)
         found = [(rank, *given) for rank, given in enumerate(troubles) if given is not None]
         if found:

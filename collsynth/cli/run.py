@@ -32,7 +32,7 @@ _DEFAULT_SIZE = 1 << 20
 @click.option("-s", "--size", "sizes", type=SIZE, multiple=True, metavar="SIZE",
               help="Payload as nccl-tests counts it; may be repeated.  [default: 1M]")  # fmt: skip
 @click.option("--count", "counts", type=int, multiple=True, metavar="N",
-              help="Elements as nccl-tests counts them, instead of -s; may be repeated.")  # fmt: skip
+              help="Elements as nccl-tests counts them, for -s; may be repeated.")  # fmt: skip
 @click.option("--dtype", default="float32", show_default=True, metavar="TYPE", help="Type of the elements.")
 @click.option("--op", default="sum", show_default=True, help="sum, prod, max, min or avg.")
 @click.option("--in-place/--out-of-place", "in_place", default=None,
@@ -65,17 +65,13 @@ def run(
     reason = module.unavailable()
     if reason is not None:
         raise InputError(reason, where=f"--backend {backend}")
-    if sizes and counts:
-        raise InputError("both -s and --count", where="--count", expected="one of them")
-    if any(count < 0 for count in counts):
-        raise InputError(f"{min(counts)} elements", where="--count", expected="0 or more")
-    job = _Job(file, backend, module, sizes, counts, dtype, op, in_place, iters, seed, collective, no_verify, as_json)
+    job = _Job(file, backend, module, sizes, counts, in_place, iters, seed, collective, no_verify, as_json)
     if backend in _IN_PROCESS:
         if assume_hosts is not None:
             raise InputError("all ranks are in one process", where="--assume-hosts", hint="--backend mpi")
-        code = job.in_process()
+        code = job.in_process(dtype, op)
     else:
-        code = job.on_ranks(assume_hosts, timeout)
+        code = job.on_ranks(dtype, op, assume_hosts, timeout)
     click.get_current_context().exit(code)
 
 
@@ -84,24 +80,33 @@ class _Job:
 
     def __init__(
         self, file: str, backend: str, module: ModuleType, sizes: tuple[int, ...], counts: tuple[int, ...],
-        dtype: str, op: str, in_place: bool | None, iters: int, seed: int, collective: str | None,
-        no_verify: bool, as_json: bool,
+        in_place: bool | None, iters: int, seed: int, collective: str | None, no_verify: bool, as_json: bool,
     ) -> None:  # fmt: skip
-        from ..backends.data import check_op, dtype_of
-
         self.file, self.backend, self.module = file, backend, module
         self.sizes, self.counts = sizes, counts
-        self.dtype, self.op = dtype_of(dtype), check_op(op)
         self.in_place, self.iters, self.seed = in_place, iters, seed
-        self.collective = None if collective is None else canonical_name(collective)
+        self.collective = collective
         self.no_verify, self.as_json = no_verify, as_json
 
-    def in_process(self) -> int:
+    def check(self, dtype: str, op: str) -> None:
+        """Check and keep what does not depend on the program."""
+        from ..backends.data import check_op, dtype_of
+
+        self.dtype, self.op = dtype_of(dtype), check_op(op)
+        if any(count < 0 for count in self.counts):
+            raise InputError(f"{min(self.counts)} elements", where="--count", expected="0 or more")
+        if self.collective is not None:
+            self.collective = canonical_name(self.collective)
+
+    def in_process(self, dtype: str, op: str) -> int:
         """All ranks here; the exit code."""
         from ..backends.checked_run import run_in_process
 
+        self.check(dtype, op)
         program = self.read()
-        self.verify(program)
+        fault = self.fault(program)
+        if fault is not None:
+            raise RefusedError(fault)
         executable = self.module.load(program)
         results = [
             run_in_process(program, executable, count, mode, **self.data())
@@ -111,12 +116,13 @@ class _Job:
         self.print(program, results, None)
         return int(any(result.wrong for result in results))
 
-    def on_ranks(self, assume_hosts: int | None, timeout: float) -> int:
+    def on_ranks(self, dtype: str, op: str, assume_hosts: int | None, timeout: float) -> int:
         """This process is one rank; the exit code, the same on all ranks."""
         from ..backends.control import Control
 
         control = Control(timeout=timeout)
         try:
+            control.together(lambda: self.check(dtype, op))
             return self.as_rank(control, assume_hosts)
         except RunError as error:
             # Not the same on all ranks: each says what it knows, and nobody waits for those that are stuck.
@@ -151,7 +157,9 @@ class _Job:
                 hint=f"collsynth launch -n {program.nranks} collsynth run {self.file} --backend {self.backend}",
             )
         # One proof serves all: the programs are equal.
-        control.together(lambda: self.verify(program) if control.rank == 0 else None)
+        fault = control.broadcast(self.fault(program) if control.rank == 0 else None)
+        if fault is not None:
+            raise RefusedError(fault)
         counts, modes = control.together(lambda: (self.elements(program), self.modes(program)))
         options: dict[str, Any] = {} if assume_hosts is None else {"assume_hosts": assume_hosts}
         with self.module.load(program, control, **options) as executable:
@@ -185,27 +193,23 @@ class _Job:
             raise InputError("the program does not say which collective it does", where=self.file, hint="-c COLL")
         return value
 
-    def verify(self, program: Program) -> None:
-        """Refuse what is not proven right."""
+    def fault(self, program: Program) -> str | None:
+        """Why the program is not run: it is not proven right."""
         from ..verifier import verify
 
-        if self.no_verify:
-            return
-        report = verify(program)
-        if not report.ok:
-            findings = [str(finding) for finding in report.errors]
-            shown = "\n  ".join(findings[:3]) + (f"\n  and {len(findings) - 3} more" if len(findings) > 3 else "")
-            raise RefusedError(
-                f"{self.file}: not run, because it is wrong (--no-verify runs it all the same):\n  {shown}"
-            )
+        report = None if self.no_verify else verify(program)
+        if report is None or report.ok:
+            return None
+        findings = [str(finding) for finding in report.errors]
+        shown = "\n  ".join(findings[:3]) + (f"\n  and {len(findings) - 3} more" if len(findings) > 3 else "")
+        return f"{self.file}: not run, because it is wrong (--no-verify runs it all the same):\n  {shown}"
 
     def elements(self, program: Program) -> list[int]:
         """The counts to run."""
         from ..backends.checked_run import shards
 
-        if self.counts:
-            return list(self.counts)
-        return [size // self.dtype.itemsize // shards(program) for size in self.sizes or (_DEFAULT_SIZE,)]
+        sizes = self.sizes or (() if self.counts else (_DEFAULT_SIZE,))
+        return [*self.counts, *(size // self.dtype.itemsize // shards(program) for size in sizes)]
 
     def modes(self, program: Program) -> list[bool]:
         """The modes to run: out of place first, as nccl-tests has it."""
