@@ -18,7 +18,7 @@ from ..program import READING, WRITING, Buffer, Program, Target
 from .blame import Blame
 from .limits import check_limits
 from .memory import Goal, Layout, collective_of, fits, goal_of, layout_of
-from .races import find_races
+from .races import find_races, vector_clocks
 from .report import Finding, Report, Severity, error, make_report
 from .structure import Structure, Table, build_structure
 from .symbolic import Execution
@@ -101,11 +101,11 @@ def _check_ranges(table: Table) -> Iterator[Finding]:
 def _check_data(structure: Structure, program: Program, collective: Collective | None) -> list[Finding]:
     """Races, undefined reads, result and input, in every mode that the program declares."""
     modes = [mode for mode, wanted in ((True, program.in_place), (False, program.out_of_place)) if wanted] or [False]
-    goal = goal_of(program, collective)
+    goal, clocks = goal_of(program, collective), vector_clocks(structure)
     findings: list[Finding] = []
     for in_place in modes:
         layout = layout_of(program, in_place=in_place)
-        found = find_races(structure, layout) + _check_result(structure, layout, goal)
+        found = find_races(structure, layout, clocks) + _check_result(structure, layout, goal)
         label = "in place" if in_place else "out of place"
         findings += [replace(f, message=f"{label}: {f.message}") for f in found] if len(modes) > 1 else found
     return findings

@@ -20,51 +20,76 @@ from .structure import Structure
 
 _READING = frozenset(int(o) for o in READING)
 _WRITING = frozenset(int(o) for o in WRITING)
+#: Entries of all threadblocks' vector clocks that are held at once.
+_CLOCK_ENTRIES = 1 << 25
+
+
+def vector_clocks(structure: Structure) -> list[list[int]]:
+    """What each step knows: for every threadblock of its rank, how many of its steps come before (or are) it.
+
+    Only entries of one's own rank are asked for later, but they travel through other ranks.  So the clocks run
+    over groups of ranks, as many at a time as fit into `_CLOCK_ENTRIES`.
+    """
+    program = structure.table.program
+    known: list[list[int]] = [[]] * program.nrows
+    first = np.searchsorted(program.tb_rank, np.arange(program.nranks + 1)).tolist()
+    begin = 0
+    while begin < program.nranks:
+        end = begin + 1
+        while end < program.nranks and (first[end + 1] - first[begin]) * program.ntbs <= _CLOCK_ENTRIES:
+            end += 1
+        _run_clocks(structure, first, begin, end, known)
+        begin = end
+    return known
+
+
+def _run_clocks(structure: Structure, first: list[int], begin: int, end: int, known: list[list[int]]) -> None:
+    """Fill `known` for the rows of the ranks begin..end."""
+    table = structure.table
+    low, high = first[begin], first[end]
+    #: clock of each threadblock's last step, and, for steps that others look at, of that step until all have
+    current = np.zeros((table.program.ntbs, high - low), dtype=np.int32)
+    kept: dict[int, NDArray[np.int32]] = {}
+    uses = Counter(row for waited in structure.waits.values() for row in waited)
+    uses.update(structure.sender.values())
+    for row in structure.order:
+        tb = table.tb_of[row]
+        clock, rank = current[tb], table.tb_rank[tb]
+        before = structure.waits.get(row, [])
+        if row in structure.sender:
+            before = [*before, structure.sender[row]]
+        for other in before:
+            np.maximum(clock, kept[other], out=clock)
+            uses[other] -= 1
+            if not uses[other]:
+                del kept[other]
+        if begin <= rank < end:
+            clock[tb - low] = table.step_of[row] + 1
+            known[row] = clock[first[rank] - low : first[rank + 1] - low].tolist()
+        if uses[row]:
+            kept[row] = clock.copy()
 
 
 class _Races:
     """One pass over the steps in an order in which they can run."""
 
-    def __init__(self, structure: Structure, layout: Layout) -> None:
-        self.structure, self.layout, self.table = structure, layout, structure.table
+    def __init__(self, structure: Structure, layout: Layout, clocks: list[list[int]]) -> None:
+        self.structure, self.layout, self.table, self.clocks = structure, layout, structure.table, clocks
         program = self.table.program
         self.first_tb = np.searchsorted(program.tb_rank, np.arange(program.nranks)).tolist()
-        self.next_tb = np.searchsorted(program.tb_rank, np.arange(program.nranks), side="right").tolist()
-        #: clock of each threadblock's last step, and, for the steps that others look at, of that step
-        self.clock = np.zeros((program.ntbs, program.ntbs), dtype=np.int32)
-        self.kept: dict[int, NDArray[np.int32]] = {}
-        self.uses = Counter(row for waited in structure.waits.values() for row in waited)
-        self.uses.update(structure.sender.values())
         self.written: list[list[int]] = [[-1] * n for n in layout.ncells]
         self.readers: list[list[tuple[int, ...]]] = [[()] * n for n in layout.ncells]
         #: (earlier step, later step) -> (rank, first cell, kinds of access)
         self.races: dict[tuple[int, int], tuple[int, int, str]] = {}
 
     def run(self) -> None:
-        table, structure = self.table, self.structure
-        for row in structure.order:
-            tb = table.tb_of[row]
-            clock = self.clock[tb]
-            for other in structure.waits.get(row, ()):
-                self._join(clock, other)
-            if row in structure.sender:
-                self._join(clock, structure.sender[row])
-            clock[tb] = table.step_of[row] + 1
-            if self.uses[row]:
-                self.kept[row] = clock.copy()
-            self._access(row, table.tb_rank[tb], clock)
+        for row in self.structure.order:
+            self._access(row)
 
-    def _join(self, clock: NDArray[np.int32], other: int) -> None:
-        np.maximum(clock, self.kept[other], out=clock)
-        self.uses[other] -= 1
-        if not self.uses[other]:
-            del self.kept[other]
-
-    def _access(self, row: int, rank: int, clock: NDArray[np.int32]) -> None:
+    def _access(self, row: int) -> None:
         table, op, count = self.table, self.table.op[row], self.table.count[row]
-        first = self.first_tb[rank]
-        known = clock[first : self.next_tb[rank]].tolist()
-        base = self.layout.base[rank]
+        rank = table.rank(row)
+        first, known, base = self.first_tb[rank], self.clocks[row], self.layout.base[rank]
         if op in _READING:
             begin = base[table.src_buffer[row]] + table.src_index[row]
             self._read(row, rank, known, first, begin, begin + count)
@@ -111,9 +136,9 @@ class _Races:
             self.races[other, row] = (rank, cell, f"{one} {two}")
 
 
-def find_races(structure: Structure, layout: Layout) -> list[Finding]:
-    """Two findings a race, one at each of its steps, each naming the other."""
-    races = _Races(structure, layout)
+def find_races(structure: Structure, layout: Layout, clocks: list[list[int]]) -> list[Finding]:
+    """Two findings a race, one at each of its steps, each naming the other (`clocks`: `vector_clocks`)."""
+    races = _Races(structure, layout, clocks)
     races.run()
     table, findings = structure.table, []
     for (other, row), (rank, cell, kinds) in sorted(races.races.items()):

@@ -26,6 +26,7 @@ from collsynth.collective import allreduce
 from collsynth.formats import msccl_xml
 from collsynth.program import READING, TARGETS, WRITING, Instruction, Op, Program, Protocol, Threadblock
 from collsynth.verifier import CODES, Report, verify
+from collsynth.verifier.races import vector_clocks
 from collsynth.verifier.structure import build_structure
 
 
@@ -194,6 +195,13 @@ def test_orders_through_other_ranks_count_but_room_does_not() -> None:
         back = Threadblock(1, 1, 0, None, 1, (step(Op.SEND, (INPUT, 0), after=((0, answered_at),)),))
         report = verify(Program.build([first, reply, far, back], **options))
         assert bool(found(report, "E-RACE")) != ordered
+
+
+def test_clocks_by_groups_of_ranks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    structures = [build_structure(program) for program in small_programs()]
+    whole = [vector_clocks(s) for s in structures]
+    monkeypatch.setattr("collsynth.verifier.races._CLOCK_ENTRIES", 1)
+    assert [vector_clocks(s) for s in structures] == whole
 
 
 def test_unknown_collective_is_not_judged_unless_given() -> None:
