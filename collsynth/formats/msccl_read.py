@@ -267,7 +267,7 @@ class _Reader:
         if min(sizes) < 0:
             raise self.fail("a chunk count is negative")
         self.rank = rank
-        self.gpus[rank] = (self.line, *sizes)
+        self.gpus[rank] = (self.line, sizes[0], sizes[1], sizes[2])
 
     def threadblock(self, attributes: dict[str, str]) -> None:
         for name in _TB_REQUIRED:

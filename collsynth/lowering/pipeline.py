@@ -1,0 +1,176 @@
+"""Schedule to Program: the passes in their order.
+
+1. `instances`: chunks to atoms; parallel copies.
+2. `buffers`: where every value lives; messages and steps in one linear order.
+3. `channels`: connections.
+4. `threadblocks`: who runs what.
+5. `fusion`: receive and send in one instruction, where that cannot hang.
+6. `buffers` again: scratch slots with reuse; `dependencies`: waits, as few as needed.
+7. `limits`: the target's.
+
+The Program is verified after threadblocks (unfused) and at the end, by the one prover.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+
+from ..errors import InputError, RefusedError
+from ..nops import single_waits
+from ..program import TARGETS, Program, Protocol, Target
+from ..schedule import Schedule
+from ..verifier import require_verified
+from .buffers import allocate_scratch, place, restore_scratch
+from .channels import assign_channels
+from .dependencies import assign_dependencies, order_steps
+from .fusion import deadlock
+from .fusion import fuse as fuse_steps
+from .instances import atoms
+from .ir import Place, Plan
+from .limits import check_limits, longest_threadblock
+from .threadblocks import assign_threadblocks
+
+#: Largest payload of a program for which no size was asked: 4 GiB.
+DEFAULT_MAX_BYTES = 1 << 32
+
+
+def lower(
+    schedule: Schedule,
+    *,
+    target: Target = TARGETS["any"],
+    in_place: bool = True,
+    out_of_place: bool = True,
+    instances: int = 1,
+    protocol: Protocol = Protocol.SIMPLE,
+    size: int | None = None,
+    name: str | None = None,
+    max_threadblocks: int | None = None,
+    max_channels: int | None = None,
+    fuse: bool = True,
+) -> Program:
+    """The program that runs a schedule on a target.
+
+    Args:
+        schedule: explicit or in orbit form (it is written out).
+        target: whose limits and instruction set to keep.
+        in_place, out_of_place: modes in which the program must be right; both by default.
+        instances: parallel copies, each on an n-th of every chunk, on channels of its own.
+        protocol: wire protocol; its FIFO depth decides what may be fused.
+        size: payload in bytes that the program is meant for; it is to be selected from 0 to twice that
+            (None: to `DEFAULT_MAX_BYTES`).
+        name: label; default: the collective and the schedule's method.
+        max_threadblocks, max_channels: the user's own limits for one rank.
+        fuse: whether to use fused instructions.
+
+    Returns:
+        A verified program.
+
+    Raises:
+        RefusedError: a limit would be broken; the message has the figure.
+        VerificationError: the schedule is wrong.
+        InputError: an argument is out of range.
+    """
+    if instances < 1:
+        raise InputError(f"{instances} instances", where="--instances", expected="1 or more")
+    for label, limit in (("--max-threadblocks", max_threadblocks), ("--max-channels", max_channels)):
+        if limit is not None and limit < 1:
+            raise InputError(f"{limit} is too few", where=label, expected="1 or more")
+    if not (in_place or out_of_place):
+        raise InputError("neither in place nor out of place", expected="at least one mode")
+    collective = schedule.collective
+    if target.root_is_zero and collective.root not in (None, 0):
+        raise RefusedError(f"target {target.name} can only mean root 0, not {collective.root}")
+    require_verified(schedule)
+    explicit = schedule.expand()
+    label = name or f"{collective.name} {schedule.method}".strip()
+    most = target.max_steps
+    while True:
+        plan = place(
+            explicit, atoms(collective, instances, target.max_count), instances, in_place=in_place,
+            out_of_place=out_of_place, fused_receive=target.fused_receive, max_count=target.max_count,
+        )  # fmt: skip
+        try:
+            nchannels = assign_channels(plan, target, max_messages=most, max_channels=max_channels)
+        except RefusedError:
+            if most == target.max_steps or target.max_steps is None:
+                raise
+            raise RefusedError(
+                f"target {target.name} holds {target.max_steps} steps a threadblock; even over all channels some "
+                f"threadblock has more"
+            ) from None
+        assign_threadblocks(plan, target, max_threadblocks=max_threadblocks, fuse=fuse and target.fused_receive)
+        program = _finish(plan, target, protocol, fuse and target.fused_receive, label, nchannels, size)
+        steps = longest_threadblock(program)[0]
+        if target.max_steps is None or most is None or steps <= target.max_steps:
+            break
+        # nops and local steps came on top of the messages: fewer messages a threadblock
+        most = min(most - 1, most * target.max_steps // steps)
+        if most < 1:
+            break
+    if not target.multiple_dependencies:
+        program = single_waits(program)
+    check_limits(program, target)
+    require_verified(program, target=target)
+    return program
+
+
+def _finish(
+    plan: Plan, target: Target, protocol: Protocol, fused: bool, name: str, nchannels: int, size: int | None
+) -> Program:
+    """Fusion, scratch and dependencies; the Program with several waits a step."""
+    depth = protocol.fifo_depth
+    plan.steps = [order_steps(blocks) for blocks in plan.blocks]
+    if fused:
+        fuse_steps(plan, depth)
+    virtual = allocate_scratch(plan)
+    assign_dependencies(plan)
+    if fused and deadlock(plan, depth):
+        restore_scratch(plan, virtual)
+        allocate_scratch(plan, reuse=False)
+        assign_dependencies(plan)
+    window = DEFAULT_MAX_BYTES if size is None else max(2 * size, 1)
+    return replace(_program(plan, name, nchannels, protocol), max_bytes=window)
+
+
+def _program(plan: Plan, name: str, nchannels: int, protocol: Protocol) -> Program:
+    """The columns of the plan's threadblocks."""
+    blocks = [block for of_rank in plan.blocks for block in of_rank]
+    steps = [step for block in blocks for step in block.steps]
+    depends = [(other.threadblock, other.index) for step in steps for other in step.depends]
+
+    def column(values: list[int]) -> np.ndarray:
+        return np.array(values, dtype=np.int64)
+
+    def buffers(places: list[Place | None]) -> np.ndarray:
+        return column([-1 if p is None else int(p[0]) for p in places])
+
+    def units(places: list[Place | None]) -> np.ndarray:
+        return column([-1 if p is None else p[1] for p in places])
+
+    def peers(values: list[int | None]) -> np.ndarray:
+        return column([-1 if v is None else v for v in values])
+
+    sources, targets = [step.src for step in steps], [step.dst for step in steps]
+    zeros, none = np.zeros(len(steps), dtype=np.int64), np.full(len(steps), -1, dtype=np.int64)
+    collective = plan.collective
+    return Program(
+        name=name, collective=collective.name, nranks=collective.nranks, root=collective.root,
+        nunits=collective.payload_units * plan.instances, nchannels=nchannels, protocol=protocol,
+        in_place=plan.in_place, out_of_place=plan.out_of_place, min_bytes=None, max_bytes=None,
+        input_units=collective.input_units * plan.instances, output_units=collective.output_units * plan.instances,
+        scratch_units=column(plan.scratch_units),
+        tb_rank=column([b.rank for b in blocks]),
+        tb_id=column([number for of_rank in plan.blocks for number in range(len(of_rank))]),
+        tb_send=peers([b.send for b in blocks]), tb_recv=peers([b.recv for b in blocks]),
+        tb_channel=column([b.channel for b in blocks]),
+        tb_ptr=column([0, *accumulate(len(b.steps) for b in blocks)]),
+        op=column([int(step.op) for step in steps]),
+        src_space=zeros, src_buffer=buffers(sources), src_index=units(sources),
+        dst_space=zeros.copy(), dst_buffer=buffers(targets), dst_index=units(targets),
+        count=column([step.count for step in steps]), peer=none, sync=none.copy(),
+        dep_ptr=column([0, *accumulate(len(step.depends) for step in steps)]),
+        dep_tb=column([tb for tb, _ in depends]), dep_step=column([index for _, index in depends]),
+    )  # fmt: skip

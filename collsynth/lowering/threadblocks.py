@@ -1,0 +1,119 @@
+"""Pass 4: a threadblock for every connection, and which of them share one.
+
+Sending and receiving run in separate threadblocks, so that neither waits for the other, except where
+
+* most messages of a receive connection leave at once on one send connection (a ring): sharing allows
+  fused instructions, one trip through memory less;
+* the rank would have more threadblocks than wanted: then pairs with the same peer share first.
+
+Any choice is free of deadlock by the linear order (see `ir`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from ..errors import RefusedError
+from ..program import Target
+from .ir import Block, Message, Plan, Step
+
+#: Threadblocks a rank without asking: what NCCL itself takes at most of a GPU's SMs by default.
+DEFAULT_THREADBLOCKS = 32
+
+_Connection = tuple[int, int]  # (peer, channel)
+
+
+def assign_threadblocks(plan: Plan, target: Target, *, max_threadblocks: int | None, fuse: bool) -> None:
+    """Fill `plan.blocks`, each with its steps in linear order.
+
+    Args:
+        plan: messages have channels.
+        target: its `max_threadblocks` and `max_steps` are kept.
+        max_threadblocks: the user's own limit.
+        fuse: whether sharing for fusion is wanted.
+
+    Raises:
+        RefusedError: a rank needs more threadblocks than allowed.
+    """
+    limits = [limit for limit in (max_threadblocks, target.max_threadblocks) if limit is not None]
+    allowed = min(limits, default=None)
+    wanted = min([DEFAULT_THREADBLOCKS, *limits])
+    plan.blocks = []
+    for rank, steps in enumerate(plan.steps):
+        blocks = _blocks_of_rank(rank, steps, target, wanted, fuse)
+        if allowed is not None and len(blocks) > allowed:
+            source = "--max-threadblocks" if allowed == max_threadblocks else f"target {target.name}"
+            raise RefusedError(f"rank {rank} needs {len(blocks)} threadblocks, {source} allows {allowed}")
+        plan.blocks.append(blocks)
+
+
+def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, fuse: bool) -> list[Block]:
+    sends: Counter[_Connection] = Counter()
+    receives: Counter[_Connection] = Counter()
+    local = False
+    for step in steps:
+        if step.send is not None:
+            sends[step.send.dst, step.send.channel] += 1
+        message = step.recv or step.home
+        if message is not None:
+            receives[message.src, message.channel] += 1
+        elif step.send is None:
+            local = True
+    partner: dict[_Connection, _Connection] = {}  # receive connection -> send connection
+    taken: set[_Connection] = set()
+
+    def join(receive: _Connection, send: _Connection, saved: int) -> bool:
+        length = receives[receive] + sends[send] - saved
+        if receive in partner or send in taken or (target.max_steps is not None and length > target.max_steps):
+            return False
+        partner[receive] = send
+        taken.add(send)
+        return True
+
+    if fuse:
+        chances = _fusible(steps)
+        for (receive, send), saved in sorted(chances.items(), key=lambda item: (-item[1], item[0])):
+            if 2 * saved >= max(receives[receive], sends[send]):
+                join(receive, send, saved)
+    total = len(sends) + len(receives) - len(partner) + local
+    if total > wanted:
+        choices = [
+            (receive[0] != send[0], receive, send) for receive in receives for send in sends if receive[1] == send[1]
+        ]
+        for _, receive, send in sorted(choices):
+            if total <= wanted:
+                break
+            total -= join(receive, send, 0)
+    blocks = [Block(rank, None, None, 0)] if local else []
+    blocks += [Block(rank, partner[r][0] if r in partner else None, r[0], r[1]) for r in receives]
+    blocks += [Block(rank, s[0], None, s[1]) for s in sends if s not in taken]
+    # neighbours in this order tend to share a wire, as in MSCCLang
+    blocks.sort(key=lambda b: (-1 if b.send is None else b.send, -1 if b.recv is None else b.recv, b.channel))
+    sender = {(b.send, b.channel): b for b in blocks if b.send is not None}
+    receiver = {(b.recv, b.channel): b for b in blocks if b.recv is not None}
+    for step in steps:
+        home = step.recv or step.home
+        if step.send is not None:
+            block = sender[step.send.dst, step.send.channel]
+        elif home is not None:
+            block = receiver[home.src, home.channel]
+        else:
+            block = next(b for b in blocks if b.send is None and b.recv is None)
+        block.steps.append(step)
+    return blocks
+
+
+def _fusible(steps: list[Step]) -> Counter[tuple[_Connection, _Connection]]:
+    """How many messages of each receive connection could leave at once on each send connection."""
+    chances: Counter[tuple[_Connection, _Connection]] = Counter()
+    seen: dict[Message, set[_Connection]] = defaultdict(set)
+    for step in steps:
+        producer = step.producer
+        if step.send is None or producer is None or producer.recv is None:
+            continue
+        received, sent = producer.recv, step.send
+        send = (sent.dst, sent.channel)
+        if received.channel == sent.channel and producer.dst == step.src and send not in seen[received]:
+            seen[received].add(send)
+            chances[(received.src, received.channel), send] += 1
+    return chances
