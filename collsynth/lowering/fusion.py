@@ -85,13 +85,10 @@ def fuse(plan: Plan, depth: int) -> int:
         assign_dependencies(plan)
         if not fused:
             return 0
-        stuck = deadlock(plan, depth)
-        if not stuck:
+        blamed = deadlock(plan, depth)
+        if not blamed:
             return len(fused)
-        blamed = [receive for receive, step in fused.items() if step in stuck]
-        assert blamed, "without fused instructions the linear order holds"
-        for receive in blamed:
-            del chosen[receive]
+        chosen = {receive: choice for receive, choice in chosen.items() if fused[receive] not in blamed}
 
 
 def _fused(receive: Step, send: Step, stored: bool) -> Step:
@@ -103,47 +100,70 @@ def _fused(receive: Step, send: Step, stored: bool) -> Step:
 
 
 def deadlock(plan: Plan, depth: int) -> set[Step]:
-    """Steps that can never run, or only after such: empty when the program always ends.
+    """Fused steps to take apart so that the program always ends; empty when it does as it is.
 
     The graph: program order, waits, k-th send before k-th receive of a connection, and k-th receive
-    before (k + depth)-th send.
+    before (k + depth)-th send.  A fused step is two nodes, receiving and done; both wait for room in
+    the next FIFO.  It is run in topological order; when nothing can run, the lowest fused step that
+    lacks nothing but room receives without room, as it would when taken apart.
     """
     steps = [step for blocks in plan.blocks for block in blocks for step in block.steps]
-    after: dict[Step, list[Step]] = defaultdict(list)
-    waits = dict.fromkeys(steps, 0)
+    done = {step: number for number, step in enumerate(steps)}
+    fused = [step for step in steps if step.recv is not None and step.send is not None]
+    receiving = done | {step: len(steps) + number for number, step in enumerate(fused)}
+    after: list[list[int]] = [[] for _ in range(len(steps) + len(fused))]
+    waits = [0] * len(after)
+    room: dict[int, list[int]] = defaultdict(list)  # receiving node -> nodes that make room
 
-    def edge(first: Step, second: Step) -> None:
+    def edge(first: int, second: int) -> None:
         after[first].append(second)
         waits[second] += 1
 
-    sender: dict[Message, Step] = {}
-    receiver: dict[Message, Step] = {}
-    connections: dict[tuple[int, int, int], list[Message]] = defaultdict(list)
-    for step in steps:
-        for other in step.depends:
-            edge(other, step)
-        if step.send is not None:
-            sender[step.send] = step
-        if step.recv is not None:
-            receiver[step.recv] = step
+    receiver: dict[Message, Step] = {step.recv: step for step in steps if step.recv is not None}
+    for step in fused:
+        edge(receiving[step], done[step])
+    connections: dict[tuple[int, int, int], list[tuple[Step, Step]]] = defaultdict(list)
     for blocks in plan.blocks:
         for block in blocks:
             for first, second in pairwise(block.steps):
-                edge(first, second)
+                edge(done[first], receiving[second])
             for step in block.steps:
+                for other in step.depends:
+                    edge(done[other], receiving[step])
                 if step.send is not None:
-                    connections[step.rank, step.send.dst, step.send.channel].append(step.send)
+                    connections[step.rank, step.send.dst, step.send.channel].append((step, receiver[step.send]))
     for messages in connections.values():
-        for number, message in enumerate(messages):
-            edge(sender[message], receiver[message])
+        for number, (sender, taker) in enumerate(messages):
+            edge(done[sender], receiving[taker])
             if number >= depth:
-                edge(receiver[messages[number - depth]], sender[message])
-    ready = [step for step, count in waits.items() if count == 0]
-    while ready:
-        step = ready.pop()
-        del waits[step]
-        for later in after[step]:
-            waits[later] -= 1
-            if waits[later] == 0:
-                ready.append(later)
-    return set(waits)
+                before = receiving[messages[number - depth][1]]
+                edge(before, done[sender])
+                if receiving[sender] != done[sender]:
+                    edge(before, receiving[sender])
+                    room[receiving[sender]].append(before)
+    ready = [node for node, count in enumerate(waits) if count == 0]
+    ran = [False] * len(after)
+    blamed: set[Step] = set()
+    lowest = sorted(fused, key=lambda step: step.order)
+    while True:
+        while ready:
+            node = ready.pop()
+            if ran[node]:
+                continue
+            ran[node] = True
+            for later in after[node]:
+                waits[later] -= 1
+                if waits[later] == 0:
+                    ready.append(later)
+        lowest = [step for step in lowest if not ran[receiving[step]]]
+        if not lowest:
+            assert all(ran), "without fused steps the linear order holds"
+            return blamed
+        for step in lowest:
+            node = receiving[step]
+            if waits[node] == sum(not ran[before] for before in room[node]):
+                blamed.add(step)
+                ready.append(node)
+                break
+        else:
+            raise AssertionError("without fused steps the linear order holds")
