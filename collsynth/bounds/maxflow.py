@@ -8,7 +8,7 @@ plain Dinic on Python integers.  Both return the same value and the same (smalle
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,13 @@ class FlowNetwork:
         capacity: capacity >= 0 of each arc.
     """
 
-    def __init__(self, nvertices: int, tail: Sequence[int], head: Sequence[int], capacity: Sequence[int]) -> None:
+    def __init__(
+        self,
+        nvertices: int,
+        tail: Sequence[int] | NDArray[np.int64],
+        head: Sequence[int] | NDArray[np.int64],
+        capacity: Sequence[int],
+    ) -> None:
         self.nvertices = nvertices
         self._tail = np.asarray(tail, dtype=np.int32)
         self._head = np.asarray(head, dtype=np.int32)
@@ -44,6 +50,11 @@ class FlowNetwork:
             self._capacity[arc] = capacity
             self._total += capacity - old
             self._dirty.add(arc)
+
+    def set_capacities(self, capacities: Iterable[int]) -> None:
+        """Change the capacities of all arcs, in order (count from the next `solve` on)."""
+        for arc, capacity in enumerate(capacities):
+            self.set_capacity(arc, int(capacity))
 
     def solve(self, source: int, sink: int) -> int:
         """Value of the maximum flow from `source` to `sink`."""
