@@ -22,7 +22,8 @@ def check_certificate(topology: Topology, bound: Bound) -> bool:
     """Whether the bound's certificate proves its `seconds_per_byte` on this machine.
 
     Everything is recomputed in integers from the topology and the certificate's own content: the
-    certificate may come from anywhere (uneven shards or demands in it are part of what it claims).  False for a wrong figure as well as for a malformed one.
+    certificate may come from anywhere.  Uneven shards or demands in it are part of what it claims.
+    False for a wrong figure as well as for a malformed one.
     """
     try:
         graph = Graph.of(topology)
