@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,8 +13,33 @@ from collsynth.program import Program
 from .control import Control
 from .data import COMBINING, finish, poison
 from .executor import Array, Arrays, Executor, largest_count, slice_widths
-from .layout import Layout, is_in_place
+from .layout import Buffers, Layout, is_in_place
 from .transport import FIFO_BYTES, MixedTransport
+
+
+class Runner(Protocol):
+    """What runs a rank's instructions: `Executor`, or a backend's own."""
+
+    bytes_sent: dict[int, int]
+    messages_sent: dict[int, int]
+
+    def run(self, buffers: Buffers, op: str, *, widths: Sequence[int], timeout: float) -> None:
+        """Run them to their end; errors as `Executor.run`."""
+
+
+class Connections(Protocol):
+    """What a rank's instructions talk through, as far as an executable knows it."""
+
+    @property
+    def message_bytes(self) -> int | None:
+        """Largest message in bytes; None when there is no limit."""
+
+    @property
+    def hosts(self) -> list[int]:
+        """The host of every rank, as small numbers."""
+
+    def close(self) -> None:
+        """Free everything; calling it again does nothing."""
 
 
 class RankExecutable:
@@ -29,10 +54,12 @@ class RankExecutable:
         control: the control plane (small messages and barrier without collective calls).
     """
 
-    def __init__(self, program: Program, control: Control, transport: MixedTransport, arrays: Arrays) -> None:
+    def __init__(
+        self, program: Program, control: Control, transport: Connections, arrays: Arrays, executor: Runner
+    ) -> None:
         self.program, self.control = program, control
         self._transport, self._arrays = transport, arrays
-        self._executor: Executor | None = Executor(program, control.rank, transport, arrays)
+        self._executor: Runner | None = executor
         self._largest = largest_count(program)
         self._scratch: Array | None = None
 
@@ -65,7 +92,8 @@ class RankExecutable:
         arrays = control.together(lambda: make_arrays(control.rank))
         transport = MixedTransport(program, control, assume_hosts=assume_hosts, fifo_bytes=fifo_bytes)
         try:
-            return control.together(lambda: RankExecutable(program, control, transport, arrays))
+            executor = control.together(lambda: Executor(program, control.rank, transport, arrays))
+            return RankExecutable(program, control, transport, arrays, executor)
         except BaseException:
             transport.close()
             raise
@@ -167,7 +195,7 @@ class RankExecutable:
             self._scratch = poison(self._arrays.empty((size,), dtype))
         return self._scratch
 
-    def _running(self) -> Executor:
+    def _running(self) -> Runner:
         if self._executor is None:
             raise RunError("the executable is closed")
         return self._executor

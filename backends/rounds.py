@@ -42,10 +42,12 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One message: from or into `place`, to or from rank `peer`."""
+    """One message: from or into `place`, to or from rank `peer`, for an instruction (threadblock, step)."""
 
     peer: int
     place: Slice
+    threadblock: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,10 @@ def _for_rank(
         index = int(program.src_index[row] if source else program.dst_index[row])
         return Slice(int(buffer), index, index + int(program.count[row]))
 
+    def move(row: int, peer: int, place: Slice) -> Move:
+        block = int(blocks[row])
+        return Move(peer, place, int(program.tb_id[block]), row - int(program.tb_ptr[block]))
+
     staging = _Staging()
     slot: dict[int, Slice] = {}
     staged = [
@@ -267,12 +273,12 @@ def _for_rank(
             for row in rows:
                 op = program.op[row]
                 place = slot[row] if op == Op.RECV_REDUCE_SEND else operand(row, op == Op.SEND)
-                result[times.leaves[row]].sends.append(Move(key[1], place))
+                result[times.leaves[row]].sends.append(move(row, key[1], place))
     for key, rows in sorted(recvs.items()):
         if key[1] == rank:
             for row in rows:
                 place = operand(row, False) if times.direct[row] else slot[row]
-                result[times.arrives[row]].recvs.append(Move(key[0], place))
+                result[times.arrives[row]].recvs.append(move(row, key[0], place))
     for row in times.order:
         if mine[row] and program.count[row]:
             work = _work(Op(int(program.op[row])), row, slot.get(row), operand)

@@ -153,7 +153,18 @@ def asnumpy(array: Any, out: _np.ndarray | None = None) -> _np.ndarray:
 
 class _Stream:
     null: _Stream
-    ptr = 0
+
+    @property
+    def ptr(self) -> int:
+        """The handle is read to give the stream to another library, whose stand-in works at once: what
+        was queued before must have happened by then."""
+        _flush()
+        return 0
+
+    @property
+    def done(self) -> bool:
+        _flush()
+        return True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -173,6 +184,11 @@ class _Event:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def record(self, stream: Any = None) -> None: ...
+
+    @property
+    def done(self) -> bool:
+        _flush()
+        return True
 
     def synchronize(self) -> None:
         _flush()
