@@ -17,9 +17,12 @@ flows are never run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from .flow import FlowNetwork
+import numpy as np
+from numpy.typing import NDArray
+
+from ..bounds.maxflow import FlowNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +51,43 @@ class LogicalTree:
 class _Class:
     """Equal trees that are not finished: `mask` has a bit for every vertex reached."""
 
-    mask: int
+    root: int
     multiplicity: int
-    order: list[int]
+    mask: int
+    depth: dict[int, int]
     edges: list[tuple[int, int]]
+
+    def split(self, amount: int) -> _Class:
+        """Keep `amount` trees here; the others as a new class."""
+        rest = _Class(self.root, self.multiplicity - amount, self.mask, dict(self.depth), self.edges[:])
+        self.multiplicity = amount
+        return rest
 
 
 class _TightSets:
     """Vertex sets with no arc to spare; a class that has reached one may not enter it again."""
 
     def __init__(self) -> None:
-        self._sets: set[int] = set()
-        self._list: list[int] = []
+        self._sets: dict[int, None] = {}
 
     def add(self, mask: int) -> None:
-        if mask not in self._sets:
-            self._sets.add(mask)
-            self._list.append(mask)
+        self._sets[mask] = None
 
-    def touching(self, reached: int) -> list[int]:
-        """Tight sets that a class has reached in part."""
-        return [mask for mask in self._list if mask & reached and mask & ~reached]
+    def blocked(self, reached: int, x: int) -> int:
+        """Vertices that a class which has reached `reached` may not enter from x (those reached included)."""
+        result = reached
+        for mask in self._sets:
+            if mask & reached and not mask >> x & 1:
+                result |= mask
+        return result
 
 
 class _Packer:
-    """The state of one run: arcs left, roots not started, tight sets."""
+    """The state of one run: arcs left, unfinished classes, tight sets, and the network over them.
+
+    Arcs of the network: the arcs left; source -> v for every vertex v (open only at the tail of the arc
+    that is tried); source -> helper of each class; helper -> v for every vertex v (open when reached).
+    """
 
     def __init__(self, n: int, src: Sequence[int], dst: Sequence[int], capacity: Sequence[int]) -> None:
         self.n = n
@@ -82,59 +97,73 @@ class _Packer:
             self.leaving[vertex].append(arc)
         self.tight = _TightSets()
         self.infinite = sum(self.left) + 1
+        self.classes: list[_Class] = []
 
-    def grow_root(self, root: int, multiplicity: int, unstarted: list[int]) -> list[LogicalTree]:
-        """All trees of one root; `unstarted[r]` trees of every other root must stay possible."""
+    def run(self, multiplicity: Sequence[int]) -> list[LogicalTree]:
+        """Grow all trees level by level, in turns of one arc, so that none takes the short ways alone."""
         full = (1 << self.n) - 1
-        classes = [_Class(1 << root, multiplicity, [root], [])]
-        finished: list[LogicalTree] = []
-        while classes:
-            current = classes.pop(0)
-            network = self._network(unstarted, classes)
-            while current.mask != full:
-                rest = self._extend(current, network, unstarted, classes)
-                if rest is not None:
-                    classes.append(rest)
-                    network = self._network(unstarted, classes)
-            finished.append(LogicalTree(root, current.multiplicity, tuple(current.edges)))
-        return finished
+        self.classes = [_Class(r, int(m), 1 << r, {r: 0}, []) for r, m in enumerate(multiplicity) if m]
+        finished: list[_Class] = []
+        self._rebuild()
+        level = 0
+        while self.classes:
+            turn, waiting = self.classes[:], []
+            progress = False
+            while turn:
+                for current in turn:
+                    rest = self._extend(current, level)
+                    if rest is current:
+                        continue
+                    progress = True
+                    waiting.append(current)
+                    if rest is not None:
+                        self.classes.append(rest)
+                        waiting.append(rest)
+                    if current.mask == full:
+                        self.classes.remove(current)
+                        finished.append(current)
+                        waiting.remove(current)
+                    if rest is not None:
+                        self._rebuild()
+                turn, waiting = waiting, []
+            level += 1
+            assert progress or level < self.n, "packing: the cut condition does not hold"
+        finished.sort(key=lambda c: c.root)
+        return [LogicalTree(c.root, c.multiplicity, tuple(c.edges)) for c in finished]
 
-    def _network(self, unstarted: list[int], others: list[_Class]) -> FlowNetwork:
-        """Arcs left, then an arc from the source to each vertex, then the helpers of other classes."""
-        source = self.n
-        src = self.src + [source] * self.n
-        dst = self.dst + list(range(self.n))
-        capacity = self.left + unstarted
-        for helper, other in enumerate(others, source + 1):
-            src.append(source)
-            dst.append(helper)
-            capacity.append(other.multiplicity)
-            for vertex in other.order:
-                src.append(helper)
-                dst.append(vertex)
-                capacity.append(self.infinite)
-        network = FlowNetwork(src, dst)
-        network.set_capacities(capacity)
-        return network
+    def _rebuild(self) -> None:
+        count, narcs, n = len(self.classes), len(self.src), self.n
+        helpers = np.arange(n + 1, n + 1 + count, dtype=np.int64)
+        vertices = np.arange(n, dtype=np.int64)
+        src = np.concatenate((self.src, np.full(n + count, n), np.repeat(helpers, n)))
+        dst = np.concatenate((self.dst, vertices, helpers, np.tile(vertices, count)))
+        capacity = np.zeros(len(src), dtype=np.int64)
+        capacity[:narcs] = self.left
+        capacity[narcs + n : narcs + n + count] = [c.multiplicity for c in self.classes]
+        reached = np.array([[c.mask >> v & 1 for v in range(n)] for c in self.classes], dtype=np.int64)
+        capacity[narcs + n + count :] = reached.ravel() * self.infinite
+        self.network = FlowNetwork(n + 1 + count, src, dst, capacity.tolist())
+        self.slot = {id(c): i for i, c in enumerate(self.classes)}
+        self.slots = count
+        self.total = sum(c.multiplicity for c in self.classes)
 
-    def _extend(
-        self, current: _Class, network: FlowNetwork, unstarted: list[int], others: list[_Class]
-    ) -> _Class | None:
-        """Extend `current` by one arc in place; returns the part that could not follow."""
-        reserved = sum(unstarted) + sum(other.multiplicity for other in others)
-        blocking = self.tight.touching(current.mask)
-        narcs = len(self.src)
-        for x in current.order:
-            blocked = current.mask
-            for mask in blocking:
-                if not mask >> x & 1:
-                    blocked |= mask
+    def _extend(self, current: _Class, level: int) -> _Class | None:
+        """Extend `current` by one arc from its vertices at `level`.
+
+        Returns:
+            `current` itself when there is no such arc, the part that could not follow, or None.
+        """
+        narcs, network = len(self.src), self.network
+        helper = narcs + self.n + self.slot[id(current)]
+        network.set_capacity(helper, 0)
+        reserved = self.total - current.multiplicity
+        for x in [v for v, d in current.depth.items() if d == level]:
+            blocked = self.tight.blocked(current.mask, x)
             candidates = [a for a in self.leaving[x] if self.left[a] and not blocked >> self.dst[a] & 1]
-            if not candidates:
-                continue
-            # Arcs with the most to spare first: they split classes least.
-            candidates.sort(key=lambda a: -min(self.left[a], current.multiplicity))
-            network.set_capacity(narcs + x, self.infinite)
+            # Arcs with the most to spare first: they split classes least; then those that lead on best.
+            candidates.sort(key=lambda a: (-min(self.left[a], current.multiplicity), -self._onward(a, current), a))
+            if candidates:
+                network.set_capacity(narcs + x, self.infinite)
             for arc in candidates:
                 y = self.dst[arc]
                 if blocked >> y & 1:
@@ -143,33 +172,44 @@ class _Packer:
                 room = network.solve(self.n, y) - reserved
                 if room < wanted:
                     # Once `room` trees have used the arc, this cut has nothing to spare.
-                    mask = sum(1 << v for v in network.sink_side() if v < self.n)
+                    mask = _mask(~network.source_side()[: self.n])
                     self.tight.add(mask)
-                    if mask & current.mask and room <= 0:
-                        blocking.append(mask)
-                        if not mask >> x & 1:
-                            blocked |= mask
-                if room <= 0:
-                    continue
-                network.set_capacity(narcs + x, unstarted[x])
-                return self._take(current, network, arc, min(room, wanted))
-            network.set_capacity(narcs + x, unstarted[x])
-        raise AssertionError("packing: the cut condition does not hold")
+                    if room <= 0:
+                        blocked |= mask
+                        continue
+                network.set_capacity(narcs + x, 0)
+                return self._take(current, arc, min(room, wanted), helper)
+            if candidates:
+                network.set_capacity(narcs + x, 0)
+        network.set_capacity(helper, current.multiplicity)
+        return current
 
-    def _take(self, current: _Class, network: FlowNetwork, arc: int, amount: int) -> _Class | None:
+    def _onward(self, arc: int, current: _Class) -> int:
+        """Arcs left from the head of `arc` to vertices that the class has not reached."""
+        return sum(1 for a in self.leaving[self.dst[arc]] if self.left[a] and not current.mask >> self.dst[a] & 1)
+
+    def _take(self, current: _Class, arc: int, amount: int, helper: int) -> _Class | None:
         x, y = self.src[arc], self.dst[arc]
-        rest = None
-        if amount < current.multiplicity:
-            rest = replace(
-                current, multiplicity=current.multiplicity - amount, order=current.order[:], edges=current.edges[:]
-            )
-            current.multiplicity = amount
+        rest = current.split(amount) if amount < current.multiplicity else None
         self.left[arc] -= amount
-        network.set_capacity(arc, self.left[arc])
         current.mask |= 1 << y
-        current.order.append(y)
+        current.depth[y] = current.depth[x] + 1
         current.edges.append((x, y))
+        full = (1 << self.n) - 1
+        self.network.set_capacity(arc, self.left[arc])
+        slot = self.slot[id(current)]
+        self.network.set_capacity(len(self.src) + self.n + self.slots + slot * self.n + y, self.infinite)
+        if current.mask == full:
+            self.total -= current.multiplicity
+            self.network.set_capacity(helper, 0)
+        else:
+            self.network.set_capacity(helper, current.multiplicity)
         return rest
+
+
+def _mask(side: NDArray[np.bool_]) -> int:
+    """The vertices of `side` as bits."""
+    return sum(1 << int(v) for v in np.flatnonzero(side))
 
 
 def pack_trees(
@@ -188,11 +228,4 @@ def pack_trees(
     Raises:
         AssertionError: the cut condition does not hold (the caller checks it, see `rates`).
     """
-    packer = _Packer(n, src, dst, capacity)
-    unstarted = [int(m) for m in multiplicity]
-    trees: list[LogicalTree] = []
-    for root in range(n):
-        wanted, unstarted[root] = unstarted[root], 0
-        if wanted:
-            trees.extend(packer.grow_root(root, wanted, unstarted))
-    return trees
+    return _Packer(n, src, dst, capacity).run(multiplicity)

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd, lcm
 
+import numpy as np
+
+from ..bounds.maxflow import FlowNetwork
 from ..errors import DisconnectedError
 from ..topology import Topology
-from .flow import FlowNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +86,13 @@ class CutOracle:
     def __init__(self, nvertices: int, nranks: int, src: Sequence[int], dst: Sequence[int]) -> None:
         self.nranks, self.source = nranks, nvertices
         self.src, self.dst = list(src), list(dst)
-        self._network = FlowNetwork(
-            self.src + [nvertices] * nranks,
-            self.dst + list(range(nranks)),
-        )
+        src, dst = self.src + [nvertices] * nranks, self.dst + list(range(nranks))
+        self._network = FlowNetwork(nvertices + 1, src, dst, [0] * len(src))
 
     def set(self, capacity: Sequence[int], multiplicity: Sequence[int]) -> None:
         """Choose capacities per arc and pieces per root."""
-        self._capacity, self._multiplicity = list(capacity), list(multiplicity)
-        self._network.set_capacities(self._capacity + self._multiplicity)
-        self._total = sum(self._multiplicity)
+        self._network.set_capacities((*capacity, *multiplicity))
+        self._total = sum(multiplicity)
 
     def slack(self, rank: int) -> int:
         """Smallest spare capacity over all sets that hold `rank`; 0 or more when it receives everything.
@@ -105,7 +104,7 @@ class CutOracle:
 
     def cut(self) -> Cut:
         """The set found by the last `slack`."""
-        inside = frozenset(self._network.sink_side())
+        inside = frozenset(int(v) for v in np.flatnonzero(~self._network.source_side()))
         return Cut(inside, tuple(a for a, (u, v) in enumerate(zip(self.src, self.dst, strict=True))
                                  if v in inside and u not in inside))  # fmt: skip
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .flow import FlowNetwork
+from ..bounds.maxflow import FlowNetwork
 from .greedy import Regions
 from .machine import Machine
 
@@ -47,10 +47,9 @@ def _entering_times(machine: Machine, owners: Sequence[int], groups: Sequence[Se
     ranks = range(machine.nranks)
     scale = max(machine.ticks, default=1)
     bandwidth = topology.link_bandwidth.tolist()
-    network = FlowNetwork(
-        [*topology.link_src.tolist(), *(source for _ in ranks), *ranks],
-        [*topology.link_dst.tolist(), *ranks, *(sink for _ in ranks)],
-    )
+    src = [*topology.link_src.tolist(), *(source for _ in ranks), *ranks]
+    dst = [*topology.link_dst.tolist(), *ranks, *(sink for _ in ranks)]
+    network = FlowNetwork(sink + 1, src, dst, [0] * len(src))
     wide = sum(bandwidth)
     times = []
     for group in groups:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..bounds.maxflow import FlowNetwork
 from ..errors import require
-from .flow import FlowNetwork
 from .rates import CutOracle, Graph
 
 Pair = tuple[int, int]
@@ -258,10 +258,9 @@ class _ForcedCuts:
         self.nvertices, self.nranks, self.pairs = graph.nvertices, graph.nranks, pairs
         self.source, self.sink = graph.nvertices, graph.nvertices + 1
         everyone = list(range(graph.nvertices))
-        self.network = FlowNetwork(
-            [u for u, _ in pairs] + [self.source] * self.nvertices + everyone,
-            [t for _, t in pairs] + everyone + [self.sink] * self.nvertices,
-        )
+        src = [u for u, _ in pairs] + [self.source] * self.nvertices + everyone
+        dst = [t for _, t in pairs] + everyone + [self.sink] * self.nvertices
+        self.network = FlowNetwork(self.nvertices + 2, src, dst, [0] * len(src))
         self.multiplicity = np.zeros(self.nvertices, dtype=np.int64)
         self.multiplicity[: self.nranks] = multiplicity
         self.total = int(self.multiplicity.sum())
@@ -273,7 +272,7 @@ class _ForcedCuts:
         starts[list(outer)] = infinite
         ends = np.zeros(self.nvertices, dtype=np.int64)
         ends[list(inner)] = infinite
-        self.network.set_capacities(np.concatenate((arcs, starts, ends)))
+        self.network.set_capacities(np.concatenate((arcs, starts, ends)).tolist())
         return self.network.solve(self.source, self.sink) - self.total
 
     def spare(self, amounts: dict[Pair, int], u: int, switch: int, t: int, room: int) -> int:
