@@ -169,7 +169,7 @@ def _syntax(source: Any, target: Target) -> Iterator[Finding]:
 
 
 def _located(finding: Finding, source: Any) -> Finding:
-    if finding.where is not None or finding.rank is None:
+    if finding.where is not None:
         return finding
     return replace(finding, where=source.where(finding.rank, finding.threadblock, finding.step))
 
