@@ -7,10 +7,14 @@ way on the load that the earlier ones leave, so that rings spread over links, NI
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from collsynth.synth.machine import Machine, Route
 
 #: search nodes for one bottleneck value
 _BUDGET = 60_000
+#: rings searched for at once, so that asking for fewer costs nothing more
+_USUAL = 4
 
 
 def _cycle(machine: Machine, cost: dict[tuple[int, int], int], limit: int, budget: int) -> list[int] | None:
@@ -54,10 +58,15 @@ def _cycle(machine: Machine, cost: dict[tuple[int, int], int], limit: int, budge
 
 
 def find_rings(machine: Machine, count: int) -> list[list[Route]]:
-    """Up to `count` rings as lists of routes; the ring starts at rank 0.  Empty: there is none.
+    """Up to `count` rings as lists of routes, each from rank 0; later rings may share links with earlier ones.
 
-    Rings are added while each new one has as good a hop count as the first; they may share links.
+    Empty: there is no ring, or none was found within the budget.
     """
+    return _rings(machine, max(count, _USUAL))[:count]
+
+
+@lru_cache(maxsize=8)
+def _rings(machine: Machine, count: int) -> list[list[Route]]:
     n = machine.nranks
     if n == 1:
         return [[]]

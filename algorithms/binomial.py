@@ -14,7 +14,7 @@ from __future__ import annotations
 from collsynth.collective import Collective
 from collsynth.schedule import Schedule
 from collsynth.synth.assemble import Row, schedule_of
-from collsynth.synth.machine import Machine
+from collsynth.synth.machine import machine_of
 from collsynth.topology import Topology
 
 from ._common import direct_route, missing_pair, require
@@ -37,7 +37,7 @@ def accepts(topology: Topology, collective: str) -> str | None:
     if collective not in COLLECTIVES:
         return f"the binomial tree knows {', '.join(COLLECTIVES)}"
     edges = _edges(topology.nranks, 0)
-    return missing_pair(Machine(topology), [pair for _, u, v in edges for pair in ((u, v), (v, u))])
+    return missing_pair(machine_of(topology), [pair for _, u, v in edges for pair in ((u, v), (v, u))])
 
 
 def binomial(topology: Topology, collective: Collective) -> Schedule:
@@ -47,7 +47,7 @@ def binomial(topology: Topology, collective: Collective) -> Schedule:
         RefusedError: another collective, or a parent and its child are not adjacent.
     """
     require(collective, COLLECTIVES, "binomial")
-    machine = Machine(topology)
+    machine = machine_of(topology)
     edges = _edges(topology.nranks, collective.root or 0)
     depth = 1 + max((step for step, _, _ in edges), default=-1)
     rows: list[Row] = []

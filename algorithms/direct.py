@@ -19,7 +19,7 @@ from __future__ import annotations
 from collsynth.collective import Collective
 from collsynth.schedule import Schedule
 from collsynth.synth.assemble import Row, schedule_of
-from collsynth.synth.machine import Machine
+from collsynth.synth.machine import Machine, machine_of
 from collsynth.topology import Topology
 
 from ._common import direct_route, missing_pair, pieces_of, require
@@ -31,7 +31,7 @@ def accepts(topology: Topology, collective: str) -> str | None:
     """Why all-pairs direct is impossible, None when it is possible."""
     if collective not in COLLECTIVES:
         return f"all-pairs direct knows {', '.join(COLLECTIVES)}"
-    machine = Machine(topology)
+    machine = machine_of(topology)
     if collective == "alltoall":
         machine.hops()
         return None
@@ -47,7 +47,7 @@ def direct(topology: Topology, collective: Collective) -> Schedule:
         DisconnectedError: AllToAll, and a rank cannot reach another one.
     """
     require(collective, COLLECTIVES, "direct")
-    machine = Machine(topology)
+    machine = machine_of(topology)
     if collective.name == "alltoall":
         return _alltoall(machine, collective)
     n = topology.nranks

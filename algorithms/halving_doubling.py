@@ -17,7 +17,7 @@ from collsynth.collective import Collective
 from collsynth.errors import RefusedError
 from collsynth.schedule import Schedule
 from collsynth.synth.assemble import Row, schedule_of
-from collsynth.synth.machine import Machine
+from collsynth.synth.machine import machine_of
 from collsynth.topology import Topology
 
 from ._common import direct_route, missing_pair, pieces_of, require
@@ -33,7 +33,7 @@ def accepts(topology: Topology, collective: str) -> str | None:
     if n & (n - 1):
         return f"{n} ranks are no power of two"
     bits = [1 << j for j in range(n.bit_length() - 1)]
-    return missing_pair(Machine(topology), ((u, u ^ b) for u in range(n) for b in bits))
+    return missing_pair(machine_of(topology), ((u, u ^ b) for u in range(n) for b in bits))
 
 
 def halving_doubling(topology: Topology, collective: Collective) -> Schedule:
@@ -46,7 +46,7 @@ def halving_doubling(topology: Topology, collective: Collective) -> Schedule:
     n = topology.nranks
     if n & (n - 1):
         raise RefusedError(f"recursive halving-doubling needs a power of two, not {n} ranks")
-    machine = Machine(topology)
+    machine = machine_of(topology)
     pieces = pieces_of(collective)
     depth = n.bit_length() - 1
     rows: list[Row] = []

@@ -18,7 +18,7 @@ from collsynth.collective import Collective
 from collsynth.errors import RefusedError
 from collsynth.schedule import Schedule
 from collsynth.synth.assemble import Row, schedule_of
-from collsynth.synth.machine import Machine, Route
+from collsynth.synth.machine import Route, machine_of
 from collsynth.topology import Topology
 
 from ._common import pieces_of, require
@@ -31,7 +31,7 @@ def accepts(topology: Topology, collective: str) -> str | None:
     """Why a ring is impossible, None when it is possible."""
     if collective not in COLLECTIVES:
         return f"rings know {', '.join(COLLECTIVES)}"
-    if topology.nranks > 1 and not find_rings(Machine(topology), 1):
+    if topology.nranks > 1 and not find_rings(machine_of(topology), 1):
         return "no ring visits every rank once (within the search budget)"
     return None
 
@@ -47,7 +47,7 @@ def ring(topology: Topology, collective: Collective, *, channels: int = 1, both:
         RefusedError: no ring, or another collective.
     """
     require(collective, COLLECTIVES, "ring")
-    machine = Machine(topology)
+    machine = machine_of(topology)
     rings = find_rings(machine, channels)
     if not rings:
         raise RefusedError(f"no ring visits every rank of {topology.name} once")

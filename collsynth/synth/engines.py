@@ -11,7 +11,7 @@ from .alltoall import path_tasks, spread_paths
 from .assemble import schedule_of
 from .forests import PackedForest, pack_forest
 from .greedy import Found, search
-from .list_schedule import Plan, Task, Timing, improve
+from .list_schedule import Plan, Task, Timing, improve, waves
 from .machine import Machine
 from .problem import Problem
 from .regions import regions_of
@@ -19,7 +19,7 @@ from .tasks import forest_tasks, joined, mirrored
 
 #: work of one search, in tasks placed, so that results do not depend on the clock
 _GREEDY_WORK = 24_000
-_LIST_WORK = 30_000
+_LIST_WORK = 60_000
 
 
 def variants(name: str) -> list[dict[str, Any]]:
@@ -34,7 +34,7 @@ def _schedule(problem: Problem, collective: Collective, plan: Plan, timing: Timi
 
 
 def _attempts(work: int, tasks: int) -> int:
-    return max(4, min(24, work // max(1, tasks)))
+    return max(6, min(60, work // max(1, tasks)))
 
 
 # --- greedy -----------------------------------------------------------------------------------
@@ -127,8 +127,8 @@ def _packed(problem: Problem, packed: PackedForest) -> Schedule:
 def _listed(problem: Problem, collective: Collective, tasks: Sequence[Task], method: str) -> Schedule:
     plan = Plan(tasks, len(problem.machine.ticks))
     timing = improve(
-        plan, floor=problem.floor(collective.payload_units), seed=problem.spec.seed, deadline=problem.deadline,
-        restarts=_attempts(_LIST_WORK, len(tasks)),
+        plan, wave=waves(collective.owner.tolist()), floor=problem.floor(collective.payload_units),
+        seed=problem.spec.seed, deadline=problem.deadline, attempts=_attempts(_LIST_WORK, len(tasks)),
     )  # fmt: skip
     return _schedule(problem, collective, plan, timing, method)
 

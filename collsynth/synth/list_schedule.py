@@ -211,29 +211,61 @@ class Plan:
         ]
 
 
-def improve(plan: Plan, *, floor: int, seed: int, deadline: float, restarts: int = 60) -> Timing:
-    """The best timing found by priority rules, random perturbations and forward-backward passes.
+def improve(plan: Plan, *, wave: Sequence[float], floor: int, seed: int, deadline: float, attempts: int) -> Timing:
+    """The best timing found by priority rules, forward-backward passes and hill climbing.
+
+    A task's priority is `offset of its chunk - tail`.  Offsets start as waves (chunks of one owner follow
+    one another, so that a pipeline fills and drains quickly) of several steepnesses; then single
+    chunks, mostly ones that end last, are moved, and what is no worse is kept.
 
     Args:
+        wave: for each chunk its place among its owner's, 0 <= wave < 1.
         floor: no timing can be shorter (stop there).
-        seed: of the perturbations.
-        deadline: `time.perf_counter()` value after which no further restart begins.
-        restarts: perturbed starts at most.
+        seed: of the random moves.
+        deadline: `time.perf_counter()` value after which no further attempt begins.
+        attempts: priority lists tried at most.
     """
     rng = random.Random(seed)
+    span = float(max(floor, max(plan.tail, default=1)))
+    chunk_of = [task.chunk for task in plan.tasks]
+
+    def timed(offset: Sequence[float]) -> Timing:
+        order = plan.parallel([offset[c] - t for c, t in zip(chunk_of, plan.tail, strict=True)])
+        return plan.polish(plan.serial(order), floor=floor)
+
+    starts = [[steepness * span * w for w in wave] for steepness in (0.0, 0.25, 0.5, 1.0)]
     best: Timing | None = None
-    span = max(plan.tail, default=1)
-    base: Sequence[float] = [-float(t) for t in plan.tail]
-    for attempt in range(restarts + 1):
-        if attempt == 0:
-            priority = base
+    current, current_offset = None, starts[0]
+    for attempt in range(max(1, attempts)):
+        if best is not None and (best.makespan <= floor or perf_counter() > deadline):
+            break
+        if attempt < len(starts):
+            offset = starts[attempt]
         else:
-            noise = span * (0.05, 0.15, 0.4, 1.0)[attempt % 4]
-            priority = [p + rng.random() * noise for p in base]
-        timing = plan.polish(plan.serial(plan.parallel(priority)), floor=floor)
+            assert current is not None
+            offset = list(current_offset)
+            late = [chunk_of[i] for i, end in enumerate(current.end) if end == current.makespan]
+            for _ in range(rng.choice((1, 1, 2, 4))):
+                chunk = rng.choice(late) if rng.random() < 0.6 else rng.choice(chunk_of)
+                if rng.random() < 0.5:
+                    other = rng.choice(chunk_of)
+                    offset[chunk], offset[other] = offset[other], offset[chunk]
+                else:
+                    offset[chunk] += (rng.random() - 0.7) * 0.3 * span
+        timing = timed(offset)
         if best is None or timing.makespan < best.makespan:
             best = timing
-        if best.makespan <= floor or perf_counter() > deadline:
-            break
+        if current is None or timing.makespan <= current.makespan:
+            current, current_offset = timing, offset
     assert best is not None
     return best
+
+
+def waves(owners: Sequence[int]) -> list[float]:
+    """For each chunk its place among the chunks of its owner, 0 for the first, below 1 for the last."""
+    count: dict[int, int] = {}
+    place = []
+    for owner in owners:
+        place.append(count.get(owner, 0))
+        count[owner] = place[-1] + 1
+    return [p / count[owner] for p, owner in zip(place, owners, strict=True)]

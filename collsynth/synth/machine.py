@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from ..errors import DisconnectedError
@@ -196,3 +197,13 @@ class Machine:
             for server, ticks in route.servers:
                 total[server] += ticks
         return total
+
+
+@lru_cache(maxsize=8)
+def machine_of(topology: Topology) -> Machine:
+    """The machine of a topology, remembered for the topologies used last.
+
+    Raises:
+        UnknownSpeedError: a bandwidth is not known.
+    """
+    return Machine(topology)

@@ -15,7 +15,7 @@ from ..errors import InputError, RefusedError
 from ..simulator.clock import Clock
 from ..topology import Topology
 from ..units import format_size
-from .machine import Machine
+from .machine import Machine, machine_of
 from .spec import SynthSpec
 
 #: pieces a rank that are tried unless the caller names one
@@ -47,7 +47,7 @@ class Problem:
     @cached_property
     def machine(self) -> Machine:
         """Routes and times of the topology."""
-        return Machine(self.topology)
+        return machine_of(self.topology)
 
     @cached_property
     def reversed_machine(self) -> Machine:

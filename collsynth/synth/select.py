@@ -77,7 +77,9 @@ def _algorithm(name: str) -> Engine:
     def schedules(problem: Problem) -> Iterator[Schedule]:
         if problem.weights is not None:
             return
-        for collective in problem.collectives():
+        cuts = problem.collectives()
+        # Coarse pieces serve small sizes, fine ones large sizes; between them nothing is gained.
+        for collective in (cuts[0], cuts[-1])[: len(cuts)]:
             for options in engines.variants(name):
                 if problem.out_of_time:
                     return
