@@ -95,3 +95,43 @@ def deadlocked() -> Program:
         blocks, name="stuck", collective="allreduce", nranks=2, nunits=1, nchannels=1, in_place=False,
         out_of_place=True, input_units=[1, 1], output_units=[1, 1], scratch_units=[0, 0],
     )  # fmt: skip
+
+
+_XML_OPS = {
+    Op.SEND: "s", Op.RECV: "r", Op.COPY: "cpy", Op.REDUCE: "re", Op.RECV_COPY_SEND: "rcs",
+    Op.RECV_REDUCE_COPY: "rrc", Op.RECV_REDUCE_SEND: "rrs", Op.RECV_REDUCE_COPY_SEND: "rrcs", Op.NOP: "nop",
+}  # fmt: skip
+
+
+def as_xml(program: Program) -> str:
+    """MSCCL XML of a program whose instructions carry at most one dependency each."""
+    waited = {(int(t), int(s)) for t, s in zip(program.dep_tb, program.dep_step, strict=True)}
+    lines = [
+        f'<algo name="{program.name}" nchunksperloop="{program.nunits}" nchannels="{program.nchannels}" '
+        f'proto="{program.protocol.value}" ngpus="{program.nranks}" coll="{program.collective}" '
+        f'inplace="{int(program.in_place)}" outofplace="{int(program.out_of_place)}" minBytes="0" '
+        f'maxBytes="{1 << 40}">'
+    ]
+    for rank in range(program.nranks):
+        sizes = (program.input_units[rank], program.output_units[rank], program.scratch_units[rank])
+        lines.append('<gpu id="{}" i_chunks="{}" o_chunks="{}" s_chunks="{}">'.format(rank, *sizes))
+        for tb in program.threadblocks(rank):
+            send = -1 if tb.send_peer is None else tb.send_peer
+            recv = -1 if tb.recv_peer is None else tb.recv_peer
+            lines.append(f'<tb id="{tb.id}" send="{send}" recv="{recv}" chan="{tb.channel}">')
+            for step, row in enumerate(tb.instructions):
+                src = "i", -1
+                dst = "o", -1
+                if row.src is not None:
+                    src = "ios"[row.src.buffer], row.src.index
+                if row.dst is not None:
+                    dst = "ios"[row.dst.buffer], row.dst.index
+                depid, deps = row.depends[0] if row.depends else (-1, -1)
+                lines.append(
+                    f'<step s="{step}" type="{_XML_OPS[row.op]}" srcbuf="{src[0]}" srcoff="{src[1]}" '
+                    f'dstbuf="{dst[0]}" dstoff="{dst[1]}" cnt="{row.count}" depid="{depid}" deps="{deps}" '
+                    f'hasdep="{int((tb.id, step) in waited)}"/>'
+                )
+            lines.append("</tb>")
+        lines.append("</gpu>")
+    return "\n".join([*lines, "</algo>"])
