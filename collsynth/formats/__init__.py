@@ -178,29 +178,24 @@ def read(path: str | Path) -> Program | Schedule | Topology:
     Raises:
         InputError: none of them, or the file is wrong; the message says what was seen.
     """
-    from . import msccl_xml
+    from . import msccl_xml, nvidia_smi, topology_native
 
     data = read_bytes(path)
     source = _label(str(path))
     if msccl_xml.looks_like(data):
         return msccl_xml.parse(data, source).program
+    text = decode(data, source) if len(data) <= MAX_TOPOLOGY_BYTES and b"\0" not in data else ""
+    if topology_native.looks_like(text) or nvidia_smi.looks_like(text):
+        return parse_topology(text, source)
     from . import sched
 
     if sched.looks_like(data):
         return sched.parse(data, source)
-    if len(data) > MAX_TOPOLOGY_BYTES:
-        raise InputError(f"has {len(data)} bytes and is no program", where=source)
-    text = decode(data, source)
-    try:
-        return parse_topology(text, source)
-    except InputError as error:
-        if not error.what.startswith("this is no machine description"):
-            raise
-        raise InputError(
-            f"this is nothing that collsynth reads: {_seen(text)}",
-            where=source,
-            expected="MSCCL XML, .sched, the native topology format or `nvidia-smi topo -m`",
-        ) from None
+    raise InputError(
+        f"this is nothing that collsynth reads: {_seen(text) if text or not data else 'it is binary'}",
+        where=source,
+        expected="MSCCL XML, .sched, the native topology format or `nvidia-smi topo -m`",
+    )
 
 
 def write(

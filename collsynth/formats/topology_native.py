@@ -97,7 +97,7 @@ def parse_values(text: str, source: str) -> Value:
         mark = error.problem_mark or error.context_mark
         raise InputError(
             " ".join(filter(None, (error.context, error.problem))) or "not well-formed",
-            where=f"{source}:{mark.line + 1}" if mark else source,
+            where=f"{source}:{min(mark.line, text.count(chr(10))) + 1}" if mark else source,
             expected="well-formed YAML or JSON (is the file complete?)",
         ) from None
     except yaml.YAMLError as error:
@@ -344,8 +344,16 @@ class _Reader:
 
 
 def looks_like(text: str) -> bool:
-    """Whether the text has our version key (or is meant to) at the start of a line or of a JSON object."""
-    return re.search(rf"(?m)^[\s{{,]*[\"']?{VERSION_KEY}[\"']?\s*:", text[: 1 << 16]) is not None
+    """Whether the text has our version key at its top level (in the first 64 KiB)."""
+    head = text[: 1 << 16]
+    if not head.lstrip("\ufeff \t\r\n").startswith("{"):
+        return re.search(rf"(?m)^[\"']?{VERSION_KEY}[\"']?\s*:", head) is not None
+    match = re.search(rf"[\"']?{VERSION_KEY}[\"']?\s*:", head)
+    if match is None:
+        return False
+    # Another document may hold a machine inside; ours has the key at depth one.
+    before = re.sub(r'"(?:[^"\\]|\\.)*"', "", head[: match.start()])
+    return sum(before.count(c) for c in "{[") - sum(before.count(c) for c in "}]") == 1
 
 
 def parse(text: str, source: str = "<text>") -> Topology:
@@ -394,7 +402,8 @@ def _quantity(value: int, unit: int, parse: Callable[[Any], int], suffix: str) -
     if not rest:
         return whole
     number = float(Fraction(value, unit))
-    return number if parse(number) == value else f"{value}{suffix}"
+    # YAML 1.1 readers take 1e-09 for a text.
+    return number if "e" not in repr(number) and parse(number) == value else f"{value}{suffix}"
 
 
 def bandwidth_value(value: int) -> int | float | str:
