@@ -77,7 +77,10 @@ class Blame:
         value, wanted = self.execution.cells[rank][cell], self.goal.want[rank][unit]
         assert wanted is not None
         head = f"rank {rank} {cell_name(self.layout, rank, cell)} holds {describe(value, self.goal)}"
-        head += f" where {describe(wanted, self.goal)} belongs"
+        if isinstance(value, int) and self._good(value, wanted):
+            head += f" and lacks {describe(wanted & ~value | wanted & self.low, self.goal)}"
+        else:
+            head += f" where {describe(wanted, self.goal)} belongs"
         if value is None and wanted >> self.goal.shift == 1 << rank:
             head += f" (the rank's own input[{wanted & self.low}], which no step copies there)"
         code = self.trace.writer[rank][cell]

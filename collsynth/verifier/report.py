@@ -64,7 +64,7 @@ CODES: dict[str, str] = {
     "E-LIMIT-NODES": "more XML nodes for one rank than the target reads",
     "E-LIMIT-ROOT": "a root other than 0, which the target cannot express",
     "E-LIMIT-NOP": "a nop that the target does not accept where it stands",
-    "E-SYNTAX": "the file breaks a rule of the target's parser",
+    "E-READ": "the file cannot be read (`collsynth verify --json` only)",
 }
 
 
