@@ -6,7 +6,7 @@
 4. `threadblocks`: who runs what.
 5. `fusion`: receive and send in one instruction, where that cannot hang.
 6. `buffers` again: scratch slots with reuse; `dependencies`: waits, as few as needed.
-7. `limits`: the target's.
+7. `collsynth.limits`: the target's.
 
 The Program is verified after threadblocks (unfused) and at the end, by the one prover.
 """
@@ -19,6 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from ..errors import InputError, RefusedError
+from ..limits import check_limits, longest_threadblock
 from ..nops import single_waits
 from ..program import TARGETS, Program, Protocol, Target
 from ..schedule import Schedule
@@ -30,7 +31,6 @@ from .fusion import deadlock
 from .fusion import fuse as fuse_steps
 from .instances import atoms
 from .ir import Place, Plan
-from .limits import check_limits, longest_threadblock
 from .threadblocks import assign_threadblocks
 
 #: Largest payload of a program for which no size was asked: 4 GiB.

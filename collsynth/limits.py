@@ -1,12 +1,12 @@
-"""Pass 7: what the target's parser counts; a program that breaks a limit is refused with the figure."""
+"""What a target's parser counts; a program that breaks a limit is refused with the figure."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..errors import RefusedError
-from ..nops import extra_waits
-from ..program import Program, Target
+from .errors import RefusedError
+from .nops import extra_waits
+from .program import Program, Target
 
 
 def longest_threadblock(program: Program) -> tuple[int, int, int]:
