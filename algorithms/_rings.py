@@ -12,7 +12,7 @@ from functools import lru_cache
 from collsynth.synth.machine import Machine, Route
 
 #: search nodes for one bottleneck value
-_BUDGET = 60_000
+_BUDGET = 15_000
 #: rings searched for at once, so that asking for fewer costs nothing more
 _USUAL = 4
 

@@ -61,7 +61,7 @@ def _turned(problem: Problem, found: Found, floor: int) -> Found:
 def greedy_schedules(problem: Problem) -> Iterator[Schedule]:
     """AllGather and Broadcast by the greedy; ReduceScatter and Reduce mirrored; AllReduce both in turn."""
     problem.machine.hops()
-    for collective in problem.collectives():
+    for collective in problem.promising():
         if problem.out_of_time:
             return
         owners = collective.owner.tolist()
@@ -97,7 +97,7 @@ def forest_schedules(problem: Problem) -> Iterator[Schedule]:
         )  # fmt: skip
         yield _packed(problem, packed)
         return
-    for wanted in problem.collectives():
+    for wanted in problem.promising():
         if problem.out_of_time:
             return
         whole = problem.name in ("allreduce", "broadcast", "reduce")
@@ -138,7 +138,7 @@ def _listed(problem: Problem, collective: Collective, tasks: Sequence[Task], met
 
 def path_schedules(problem: Problem) -> Iterator[Schedule]:
     """AllToAll over paths of balanced load."""
-    for collective in problem.collectives():
+    for collective in problem.promising():
         if problem.out_of_time:
             return
         ends = collective.destinations.ranks.tolist()

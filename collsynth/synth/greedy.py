@@ -201,16 +201,30 @@ def search(
         floor: ticks that no schedule can beat.
         deadline: `time.perf_counter()` value after which no further pass begins.
     """
-    engines = [Greedy(machine, owner, pair) for pair in regions]
+    # One pass of every rule, then the rest of the passes for the two that did best.
+    rules = [
+        (Greedy(machine, owner, pair), patience)
+        for pair in regions
+        for patience in ((0.0, 0.5, 1.0) if len(set(pair.fine)) > 1 else (0.0,))
+    ]
     best: Found | None = None
+    merit: list[tuple[float, int]] = []
     for attempt in range(attempts):
-        engine = engines[attempt % len(engines)]
-        tasks = engine.run(seed * 1000 + attempt, patience=(0.0, 0.0, 0.5, 1.0)[attempt // len(engines) % 4])
+        if attempt < len(rules):
+            chosen = attempt
+        else:
+            chosen = sorted(merit)[attempt % min(2, len(merit))][1]
+        engine, patience = rules[chosen]
+        tasks = engine.run(seed * 1000 + attempt, patience=patience)
+        reached = float("inf")
         if tasks is not None:
             plan = Plan(tasks, len(machine.ticks))
             timing = plan.polish(plan.serial(range(len(tasks))), floor=floor)
+            reached = timing.makespan
             if best is None or timing.makespan < best.timing.makespan:
                 best = Found(plan, timing)
+        if attempt < len(rules):
+            merit.append((reached, attempt))
         if (best is not None and best.timing.makespan <= floor) or perf_counter() > deadline:
             break
     return best

@@ -191,7 +191,7 @@ class Plan:
         """Forward-backward passes from a timing until nothing gets better (or `floor` is reached)."""
         best, current, idle = timing, timing, 0
         for _ in range(rounds):
-            if best.makespan <= floor or idle > 3:
+            if best.makespan <= floor or idle > 0:
                 break
             end = current.end
             back = self.serial(sorted(range(len(end)), key=lambda i: -end[i]), backward=True)

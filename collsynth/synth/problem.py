@@ -21,6 +21,9 @@ from .spec import SynthSpec
 #: pieces a rank that are tried unless the caller names one
 DEFAULT_PIECES = (1, 2, 4, 8)
 
+#: up to this many latencies of transfer time, coarse pieces may be the best
+_LATENCY_COUNTS = 20
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -90,6 +93,15 @@ class Problem:
                 f"multiple of the unit total, which would be {self._asked_total()}"
             )
         return found
+
+    def promising(self) -> list[Collective]:
+        """The cuts that an engine of some cost should try: all of them while latency counts, else the
+        two finest."""
+        cuts = self.collectives()
+        size = self.spec.size
+        if size is not None and self.bound.seconds_per_byte * size * 10**12 < _LATENCY_COUNTS * self.bound.latency:
+            return cuts
+        return cuts[-2:]
 
     def _even(self, pieces: int) -> Collective:
         if self.weights is not None:

@@ -8,7 +8,8 @@ Three ways, in order of preference for each switch:
 
 1. a vertex with at most two neighbours (a NIC) leaves no choice;
 2. a *flat* plan, where every pair of neighbours gets as equal a share as the ports allow, is accepted if
-   one pass over the cuts (`rates.CutOracle`) shows that nothing is lost; flat plans keep trees shallow;
+   one pass over the cuts (`rates.CutOracle`) shows that nothing is lost, and otherwise drawn again with
+   pairs inside the cuts that lost made dearer; flat plans keep trees shallow;
 3. otherwise pair by pair, splitting off for (u, switch, t) as much as no cut forbids.  Only cuts that hold
    the switch but neither neighbour, or both neighbours but not the switch, shrink (Mader; Bang-Jensen,
    Frank and Jackson, SIAM J. Discrete Math. 8, 1995; Zhao et al., ForestColl, arXiv 2402.06787).
@@ -25,6 +26,9 @@ import numpy as np
 from ..bounds.maxflow import FlowNetwork
 from ..errors import require
 from .rates import CutOracle, Graph
+
+#: Flat plans tried for one switch before it is split pair by pair.
+_FLAT_TRIES = 8
 
 Pair = tuple[int, int]
 
@@ -142,27 +146,32 @@ def _apply(lanes: Lanes, switch: int, plan: dict[Pair, int]) -> None:
         del lanes[pair]
 
 
-def _lost(lanes: Lanes, graph: Graph, multiplicity: Sequence[int]) -> bool:
+def _lost(lanes: Lanes, graph: Graph, multiplicity: Sequence[int]) -> list[frozenset[int]]:
+    """Sets of vertices that no longer receive what they need (one a rank at most); empty when all is well."""
     pairs = sorted(lanes)
     oracle = CutOracle(graph.nvertices, graph.nranks, [u for u, _ in pairs], [t for _, t in pairs])
     oracle.set([width(lanes[pair]) for pair in pairs], multiplicity)
-    return oracle.violated() is not None
+    return [cut.inside for cut in oracle.all_violated()]
 
 
 def _remove(lanes: Lanes, switch: int, switches: set[int], graph: Graph, multiplicity: Sequence[int]) -> None:
     entering, leaving = _neighbours(lanes, switch)
     ins = {u: width(lanes[u, switch]) for u in entering}
     outs = {t: width(lanes[switch, t]) for t in leaving}
-    flat = flat_plan(ins, outs, switches)
-    for plan in (circulant_plan(ins, outs), flat):
-        if plan is not None:
-            trial = {pair: list(pool) for pair, pool in lanes.items()}
-            _apply(trial, switch, plan)
-            if not _lost(trial, graph, multiplicity):
-                lanes.clear()
-                lanes.update(trial)
-                return
-    _apply(lanes, switch, _pairwise_plan(lanes, switch, flat, graph, multiplicity))
+    inner: list[frozenset[int]] = []
+    plan = circulant_plan(ins, outs) or flat_plan(ins, outs, switches)
+    for _ in range(_FLAT_TRIES):
+        trial = {pair: list(pool) for pair, pool in lanes.items()}
+        _apply(trial, switch, plan)
+        lost = _lost(trial, graph, multiplicity)
+        if not lost:
+            lanes.clear()
+            lanes.update(trial)
+            return
+        # These sets need what the plan spent on pairs inside them.
+        inner.extend(inside for inside in lost if inside not in inner)
+        plan = flat_plan(ins, outs, switches, inner)
+    _apply(lanes, switch, _pairwise_plan(lanes, switch, plan, graph, multiplicity))
 
 
 def circulant_plan(ins: dict[int, int], outs: dict[int, int]) -> dict[Pair, int] | None:
@@ -181,10 +190,13 @@ def circulant_plan(ins: dict[int, int], outs: dict[int, int]) -> dict[Pair, int]
     }
 
 
-def flat_plan(ins: dict[int, int], outs: dict[int, int], switches: set[int]) -> dict[Pair, int]:
+def flat_plan(
+    ins: dict[int, int], outs: dict[int, int], switches: set[int], inner: Sequence[frozenset[int]] = ()
+) -> dict[Pair, int]:
     """As much as possible from `ins` to `outs`, spread evenly: a min-cost flow with convex costs.
 
-    From switch to switch costs most, because it lengthens routes.  Nothing returns where it came from.
+    From switch to switch costs most, because it lengthens routes; a pair inside one of the sets `inner`
+    costs more than one that enters it.  Nothing returns where it came from.
     """
     solver_module = require("ortools.graph.python.min_cost_flow", "synth", "switch removal")
     solver = solver_module.SimpleMinCostFlow()  # type: ignore[attr-defined]
@@ -204,7 +216,8 @@ def flat_plan(ins: dict[int, int], outs: dict[int, int], switches: set[int]) -> 
             if u == t or room == 0:
                 continue
             fair = min(ins[u] // max(1, len(sinks) - 1), outs[t] // max(1, len(sources) - 1))
-            base = 64 if u in switches and t in switches else 0
+            base = 16 * sum(u in inside and t in inside for inside in inner)
+            base += 16 * (len(inner) + 1) if u in switches and t in switches else 0
             for amount, cost in ((fair, 1), (1, 2), (1, 3), (1, 4), (max(1, fair), 6), (room, 9)):
                 if amount:
                     arcs.append((i, j, amount, base + cost))
@@ -234,7 +247,7 @@ def _pairwise_plan(
         for t in leaving:
             if u != t:
                 amounts.setdefault((u, t), 0)
-    forced = _ForcedCuts(graph, sorted(amounts), multiplicity)
+    forced = _ForcedCuts(graph, amounts, multiplicity)
     plan = dict.fromkeys(((u, t) for u in entering for t in leaving if u != t), 0)
     for limits in (flat, None):
         for u, t in sorted(plan):
@@ -254,39 +267,46 @@ def _pairwise_plan(
 class _ForcedCuts:
     """Spare capacity over the cuts that shrink when (u, switch, t) is split off."""
 
-    def __init__(self, graph: Graph, pairs: list[Pair], multiplicity: Sequence[int]) -> None:
+    def __init__(self, graph: Graph, amounts: dict[Pair, int], multiplicity: Sequence[int]) -> None:
+        pairs = sorted(amounts)
         self.nvertices, self.nranks, self.pairs = graph.nvertices, graph.nranks, pairs
         self.source, self.sink = graph.nvertices, graph.nvertices + 1
         everyone = list(range(graph.nvertices))
         src = [u for u, _ in pairs] + [self.source] * self.nvertices + everyone
         dst = [t for _, t in pairs] + everyone + [self.sink] * self.nvertices
-        self.network = FlowNetwork(self.nvertices + 2, src, dst, [0] * len(src))
-        self.multiplicity = np.zeros(self.nvertices, dtype=np.int64)
-        self.multiplicity[: self.nranks] = multiplicity
-        self.total = int(self.multiplicity.sum())
+        self.multiplicity = [*map(int, multiplicity), *[0] * (self.nvertices - self.nranks)]
+        self.total = sum(self.multiplicity)
+        self.infinite = sum(amounts.values()) + self.total + 1
+        capacity = [amounts[pair] for pair in pairs] + self.multiplicity + [0] * self.nvertices
+        self.network = FlowNetwork(self.nvertices + 2, src, dst, capacity)
 
-    def _flow(self, arcs: np.ndarray, inner: tuple[int, ...], outer: tuple[int, ...]) -> int:
-        """Least cut with `outer` on the source's side and `inner` on the sink's."""
-        infinite = int(arcs.sum()) + self.total + 1
-        starts = self.multiplicity.copy()
-        starts[list(outer)] = infinite
-        ends = np.zeros(self.nvertices, dtype=np.int64)
-        ends[list(inner)] = infinite
-        self.network.set_capacities(np.concatenate((arcs, starts, ends)).tolist())
-        return self.network.solve(self.source, self.sink) - self.total
+    def _flow(self, inner: tuple[int, ...], outer: tuple[int, ...]) -> int:
+        """Least cut with `outer` on the source's side and `inner` on the sink's, less what must enter."""
+        start, end = len(self.pairs), len(self.pairs) + self.nvertices
+        for vertex in outer:
+            self.network.set_capacity(start + vertex, self.infinite)
+        for vertex in inner:
+            self.network.set_capacity(end + vertex, self.infinite)
+        value = self.network.solve(self.source, self.sink)
+        for vertex in outer:
+            self.network.set_capacity(start + vertex, self.multiplicity[vertex])
+        for vertex in inner:
+            self.network.set_capacity(end + vertex, 0)
+        return value - self.total
 
     def spare(self, amounts: dict[Pair, int], u: int, switch: int, t: int, room: int) -> int:
         """How much of `room` may be split off."""
-        arcs = np.array([amounts[pair] for pair in self.pairs], dtype=np.int64)
+        for arc, pair in enumerate(self.pairs):
+            self.network.set_capacity(arc, amounts[pair])
         has_rank = u < self.nranks or t < self.nranks
         for rank in (None,) if has_rank else range(self.nranks):
             inner = (u, t) if rank is None else (u, t, rank)
-            room = min(room, self._flow(arcs, inner, (switch,)))
+            room = min(room, self._flow(inner, (switch,)))
             if room <= 0:
                 return 0
         for rank in range(self.nranks):
             if rank not in (u, t):
-                room = min(room, self._flow(arcs, (switch, rank), (u, t)))
+                room = min(room, self._flow((switch, rank), (u, t)))
                 if room <= 0:
                     return 0
         return room
