@@ -66,7 +66,7 @@ def test_a_chakra_trace_needs_a_size(tmp_path: Path, program: Program) -> None:
         (b"\x7fELF\0\0\0", "it is binary"),
         (b"<html></html>", "XML that begins with '<html></html>'"),
         (b"name: x\n", "it begins with 'name: x'"),
-        (b"collsynth 9\n....", ""),
+        (b"collsynth 9\n....", "expected"),
     ],
 )
 def test_anything_else_says_what_was_seen(tmp_path: Path, content: bytes, message: str) -> None:
