@@ -29,7 +29,7 @@ _SHOWN = 20
 def verify(
     files: tuple[str, ...], collective: str | None, target: str, jobs: int, show_all: bool, as_json: bool
 ) -> None:
-    """Prove programs (MSCCL XML) and schedules (.sched): data, reduction, races, deadlock, limits.
+    """Prove programs (MSCCL XML, .prog) and schedules (.sched): data, reduction, races, deadlock, limits.
 
     A FILE may be a directory (all files in it) or - for standard input.  Exit code 0: every file is
     right; 1: some file is wrong, or cannot be judged because its collective is unknown and -c is not
@@ -116,6 +116,7 @@ def _read(path: str) -> tuple[str, Any, Any]:
     """(format, schedule or program, source text of a program)."""
     from ..formats import msccl_xml, parse_topology
     from ..formats.files import read_bytes
+    from ..program import Program
 
     data = read_bytes(path)
     label = "<stdin>" if path == "-" else path
@@ -125,8 +126,9 @@ def _read(path: str) -> tuple[str, Any, Any]:
     from ..formats import sched
 
     if sched.looks_like(data):
-        return "sched", sched.parse(data, label), None
-    expected = "MSCCL XML or .sched"
+        value = sched.parse(data, label)
+        return "prog" if isinstance(value, Program) else "sched", value, None
+    expected = "MSCCL XML, .sched or .prog"
     try:
         parse_topology(data.decode("utf-8", errors="replace"), label)
     except InputError:

@@ -134,6 +134,9 @@ def test_schedules(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         code, (entry,) = run_json(capsys, path)
         assert code == expected and entry["format"] == "sched" and entry["in_place"] is None
     assert run("-c", "allreduce", tmp_path / "0.sched") == 1
+    formats.write(formats.msccl_xml.read(GOLDEN / "right.xml"), tmp_path / "right.prog")
+    code, (entry,) = run_json(_fresh(capsys), tmp_path / "right.prog")
+    assert code == 0 and entry["format"] == "prog" and entry["in_place"] is False
 
 
 @pytest.mark.corpus
