@@ -32,13 +32,13 @@ _DEFAULT_SIZE = 1 << 20
 @click.option("-s", "--size", "sizes", type=SIZE, multiple=True, metavar="SIZE",
               help="Payload as nccl-tests counts it; may be repeated.  [default: 1M]")  # fmt: skip
 @click.option("--count", "counts", type=int, multiple=True, metavar="N",
-              help="Elements as nccl-tests counts them, for -s; may be repeated.")  # fmt: skip
+              help="Elements as nccl-tests counts them, beside or instead of -s; may be repeated.")  # fmt: skip
 @click.option("--dtype", default="float32", show_default=True, metavar="TYPE", help="Type of the elements.")
 @click.option("--op", default="sum", show_default=True, help="sum, prod, max, min or avg.")
 @click.option("--in-place/--out-of-place", "in_place", default=None,
               help="Only this mode.  [default: all that the program declares]")  # fmt: skip
 @click.option("--iters", type=click.IntRange(1), default=5, show_default=True, help="Timed iterations.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the data.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the data.")
 @click.option("-c", "--collective", metavar="COLL", help="What the program does, where it does not say.")
 @click.option("--assume-hosts", type=int, metavar="K", help="Split the ranks into K pretend hosts.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, metavar="S",
