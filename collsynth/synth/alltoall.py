@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from math import exp
 
+from ..errors import DisconnectedError
 from .list_schedule import Task
 from .machine import Machine, Route
 
@@ -28,7 +29,6 @@ def spread_paths(machine: Machine, pairs: Sequence[tuple[int, int]], *, floor: i
     Raises:
         DisconnectedError: a pair has no path.
     """
-    machine.hops()
     rng = random.Random(seed)
     nservers = len(machine.ticks)
     routes = [route for several in machine.routes.values() for route in several]
@@ -58,7 +58,7 @@ def spread_paths(machine: Machine, pairs: Sequence[tuple[int, int]], *, floor: i
                 for server, ticks in routes[number].servers:
                     load[server] += ticks
                     price[server] = _price(machine.ticks[server], load[server], target, sharpness)
-        worst = max(load)
+        worst = max(load, default=0)
         if best is None or worst < best_load:
             best, best_load = [list(p) for p in paths], worst
         if best_load <= floor:
@@ -94,6 +94,8 @@ def _cheapest(
                 distance[route.dst] = total
                 came[route.dst] = number
                 heapq.heappush(queue, (total, route.dst))
+    if came[dst] < 0:
+        raise DisconnectedError(f"rank {src} cannot reach rank {dst}")
     path = []
     rank = dst
     while rank != src:

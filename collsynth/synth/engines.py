@@ -13,7 +13,7 @@ from .forests import PackedForest, pack_forest
 from .greedy import Found, search
 from .list_schedule import Plan, Task, Timing, improve, waves
 from .machine import Machine
-from .problem import Problem
+from .problem import DEFAULT_PIECES, Problem
 from .regions import regions_of
 from .tasks import forest_tasks, joined, mirrored
 
@@ -49,18 +49,37 @@ def _greedy(problem: Problem, machine: Machine, owners: Sequence[int], floor: in
     return found
 
 
-def _turned(problem: Problem, found: Found, floor: int) -> Found:
-    """A greedy result of the turned-around machine as reductions on the machine itself."""
-    tasks = mirrored(found.plan.tasks, problem.machine)
-    plan = Plan(tasks, len(problem.machine.ticks))
+def _turned(problem: Problem, owners: Sequence[int], floor: int) -> Found:
+    """Reductions: the greedy of the turned-around machine in reversed time."""
+    machine = problem.machine
+    twins = machine.twins()
+    found = _greedy(problem, problem.reversed_machine if twins is None else machine, owners, floor)
+    return _reversed(machine, found, twins, floor)
+
+
+def _reversed(machine: Machine, found: Found, twins: Sequence[int] | None, floor: int) -> Found:
+    tasks = mirrored(found.plan.tasks, machine, twins)
+    plan = Plan(tasks, len(machine.ticks))
     end = found.timing.end
     first = plan.serial(sorted(range(len(tasks)), key=lambda i: -end[i]))
     return Found(plan, plan.polish(first, floor=floor))
 
 
+def _both(problem: Problem, owners: Sequence[int], floor: int) -> Found:
+    """AllReduce as reductions followed by copies, overlapping where links allow."""
+    machine, half = problem.machine, floor // 2
+    twins = machine.twins()
+    copies = _greedy(problem, machine, owners, half)
+    sums = _turned(problem, owners, half) if twins is None else _reversed(machine, copies, twins, half)
+    plan = Plan(joined(sums.plan.tasks, copies.plan.tasks), len(machine.ticks))
+    last = sums.timing.makespan
+    start = [*sums.timing.start, *(s + last for s in copies.timing.start)]
+    first = plan.serial(sorted(range(len(start)), key=start.__getitem__))
+    return Found(plan, plan.polish(first, floor=floor))
+
+
 def greedy_schedules(problem: Problem) -> Iterator[Schedule]:
     """AllGather and Broadcast by the greedy; ReduceScatter and Reduce mirrored; AllReduce both in turn."""
-    problem.machine.hops()
     for collective in problem.promising():
         if problem.out_of_time:
             return
@@ -69,18 +88,12 @@ def greedy_schedules(problem: Problem) -> Iterator[Schedule]:
         if problem.nranks == 1:
             yield schedule_of(problem.topology, collective, [], "greedy")
             return
-        half = floor // 2 if problem.name == "allreduce" else floor
         if problem.name in ("allgather", "broadcast"):
             found = _greedy(problem, problem.machine, owners, floor)
+        elif problem.name == "allreduce":
+            found = _both(problem, owners, floor)
         else:
-            found = _turned(problem, _greedy(problem, problem.reversed_machine, owners, half), half)
-        if problem.name == "allreduce":
-            copies = _greedy(problem, problem.machine, owners, half)
-            plan = Plan(joined(found.plan.tasks, copies.plan.tasks), len(problem.machine.ticks))
-            last = found.timing.makespan
-            start = [*found.timing.start, *(s + last for s in copies.timing.start)]
-            first = plan.serial(sorted(range(len(start)), key=start.__getitem__))
-            found = Found(plan, plan.polish(first, floor=floor))
+            found = _turned(problem, owners, floor)
         yield _schedule(problem, collective, found.plan, found.timing, "greedy")
 
 
@@ -89,13 +102,8 @@ def greedy_schedules(problem: Problem) -> Iterator[Schedule]:
 
 def forest_schedules(problem: Problem) -> Iterator[Schedule]:
     """Packed trees, list-scheduled; with `exact`, as many pieces as the exact rate needs."""
-    problem.machine.hops()
     if problem.spec.exact:
-        packed = pack_forest(
-            problem.topology, problem.name, root=problem.root, weights=problem.weights, exact=True,
-            max_pieces=problem.spec.max_units,
-        )  # fmt: skip
-        yield _packed(problem, packed)
+        yield from _exact(problem)
         return
     for wanted in problem.promising():
         if problem.out_of_time:
@@ -107,9 +115,23 @@ def forest_schedules(problem: Problem) -> Iterator[Schedule]:
         yield _packed(problem, packed)
 
 
-def _packed(problem: Problem, packed: PackedForest) -> Schedule:
-    """The forest's trees as tasks, with the best timing found."""
-    per_root = packed.pieces_per_root
+def _exact(problem: Problem) -> Iterator[Schedule]:
+    """The forest of the exact rate, first with as few pieces as that takes, then each piece cut further
+    (the rate stays, the pipeline fills sooner)."""
+    most = problem.spec.max_units
+    packed = pack_forest(
+        problem.topology, problem.name, root=problem.root, weights=problem.weights, exact=True, max_pieces=most
+    )  # fmt: skip
+    yield _packed(problem, packed)
+    total = sum(packed.pieces_per_root)
+    copies = -(-max(DEFAULT_PIECES) * problem.nranks // max(1, total))
+    if copies > 1 and (most is None or copies * total <= most):
+        yield _packed(problem, packed, copies)
+
+
+def _packed(problem: Problem, packed: PackedForest, copies: int = 1) -> Schedule:
+    """The forest's trees as tasks, each piece cut into `copies`, with the best timing found."""
+    per_root = [copies * count for count in packed.pieces_per_root]
     owners = [rank for rank, count in enumerate(per_root) for _ in range(count)]
     total = len(owners)
     if problem.name in ("allgather", "reducescatter"):
@@ -120,7 +142,7 @@ def _packed(problem: Problem, packed: PackedForest) -> Schedule:
         collective = build(problem.nranks, per_root[0]) if even else build(problem.nranks, weights=per_root)
     else:
         collective = problem.cut_into(total, per_root if problem.name == "allreduce" else None)
-    tasks = forest_tasks(packed.forest, owners, problem.machine)
+    tasks = forest_tasks(packed.forest, owners, problem.machine, copies)
     return _listed(problem, collective, tasks, "forest")
 
 
@@ -137,13 +159,13 @@ def _listed(problem: Problem, collective: Collective, tasks: Sequence[Task], met
 
 
 def path_schedules(problem: Problem) -> Iterator[Schedule]:
-    """AllToAll over paths of balanced load."""
+    """AllToAll, Gather and Scatter over paths of balanced load."""
     for collective in problem.promising():
         if problem.out_of_time:
             return
-        ends = collective.destinations.ranks.tolist()
-        chunks = [c for c, (s, d) in enumerate(zip(collective.owner.tolist(), ends, strict=True)) if s != d]
-        pairs = [(int(collective.owner[c]), ends[c]) for c in chunks]
+        ends = list(zip(collective.sources.ranks.tolist(), collective.destinations.ranks.tolist(), strict=True))
+        chunks = [c for c, (src, dst) in enumerate(ends) if src != dst]
+        pairs = [ends[c] for c in chunks]
         floor = problem.floor(collective.payload_units)
         paths = spread_paths(problem.machine, pairs, floor=floor, seed=problem.spec.seed)
         yield _listed(problem, collective, path_tasks(chunks, paths), "paths")

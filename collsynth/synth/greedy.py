@@ -210,10 +210,7 @@ def search(
     best: Found | None = None
     merit: list[tuple[float, int]] = []
     for attempt in range(attempts):
-        if attempt < len(rules):
-            chosen = attempt
-        else:
-            chosen = sorted(merit)[attempt % min(2, len(merit))][1]
+        chosen = attempt if attempt < len(rules) else sorted(merit)[attempt % min(2, len(merit))][1]
         engine, patience = rules[chosen]
         tasks = engine.run(seed * 1000 + attempt, patience=patience)
         reached = float("inf")

@@ -134,6 +134,28 @@ class Machine:
                     heapq.heappush(queue, (time + self.ticks[link], hops + 1, (*links, link), head))
         return {v: path for v, path in done.items() if v < self.nranks and v != src}
 
+    def twins(self) -> list[int] | None:
+        """For each link an equal one that runs the other way, one to one; None where the machine differs
+        from itself turned around."""
+        topology = self.topology
+        if any(v.in_capacity != v.out_capacity for v in topology.vertices):
+            return None
+        waiting: dict[tuple[int, ...], list[int]] = {}
+        columns = (topology.link_src, topology.link_dst, topology.link_bandwidth, topology.link_latency,
+                   topology.link_overhead)  # fmt: skip
+        rows = list(zip(*(c.tolist() for c in columns), strict=True))
+        for link, row in enumerate(rows):
+            waiting.setdefault(row, []).append(link)
+        for links in waiting.values():
+            links.reverse()
+        found = []
+        for src, dst, *figures in rows:
+            links = waiting.get((dst, src, *figures))
+            if not links:
+                return None
+            found.append(links.pop())
+        return found
+
     def neighbours(self) -> list[list[int]]:
         """For each rank the ranks that it reaches directly, in order."""
         result: list[list[int]] = [[] for _ in range(self.nranks)]

@@ -63,8 +63,8 @@ ENGINES: dict[str, Engine] = {
         engines.forest_schedules,
     ),
     "paths": Engine(
-        "AllToAll on any connected machine: paths of balanced load, list-scheduled",
-        _knows("alltoall"),
+        "AllToAll, Gather, Scatter on any connected machine: paths of balanced load, list-scheduled",
+        _knows("alltoall", "gather", "scatter"),
         engines.path_schedules,
     ),
 }
@@ -171,7 +171,8 @@ def _best(problem: Problem, method: str) -> _Candidate:
         engine = _engine(name)
         reason = engine.accepts(problem)
         if reason is not None:
-            reasons.append(f"{name} {reason}")
+            if not auto:
+                raise RefusedError(f"{name} {reason}")
             continue
         try:
             for schedule in engine.schedules(problem):

@@ -10,19 +10,25 @@ from .list_schedule import Task
 from .machine import Machine
 
 
-def mirrored(tasks: Sequence[Task], machine: Machine) -> list[Task]:
+def mirrored(tasks: Sequence[Task], machine: Machine, twins: Sequence[int] | None = None) -> list[Task]:
     """The tasks in reversed time: copies along trees from a root become reductions towards it.
 
     Args:
-        tasks: of the turned-around machine.
+        tasks: of the turned-around machine, or of the machine itself if `twins` are given.
         machine: the machine itself (`Topology.reverse` keeps link ids).
+        twins: see `Machine.twins`.
     """
     waits: list[list[int]] = [[] for _ in tasks]
     for index, task in enumerate(tasks):
         for before in task.after:
             waits[before].append(index)
     return [
-        replace(task, route=machine.route(tuple(reversed(task.route.links))), reduce=True, after=tuple(after))
+        replace(
+            task,
+            route=machine.route(tuple(link if twins is None else twins[link] for link in reversed(task.route.links))),
+            reduce=True,
+            after=tuple(after),
+        )
         for task, after in zip(tasks, waits, strict=True)
     ]
 
@@ -57,19 +63,14 @@ def _tree_tasks(tree: Tree, chunk: int, machine: Machine, first: int) -> list[Ta
     return tasks
 
 
-def _one_way(trees: Sequence[Tree], owners: Sequence[int], machine: Machine) -> list[Task]:
+def _one_way(trees: Sequence[Tree], owners: Sequence[int], machine: Machine, copies: int) -> list[Task]:
     """Each chunk, in order, takes the next free place in a tree of its owner; trees take turns, so
     that the first pieces of an owner leave over different links."""
     places: dict[int, list[Tree]] = {}
     for owner in set(owners):
-        left = [[tree, tree.multiplicity] for tree in trees if tree.root == owner]
-        dealt: list[Tree] = []
-        while any(count for _, count in left):  # type: ignore[misc]
-            for pair in left:
-                if pair[1]:
-                    pair[1] -= 1  # type: ignore[operator]
-                    dealt.append(pair[0])  # type: ignore[arg-type]
-        places[owner] = dealt
+        mine = [tree for tree in trees if tree.root == owner]
+        turns = copies * max((tree.multiplicity for tree in mine), default=0)
+        places[owner] = [tree for turn in range(turns) for tree in mine if turn < copies * tree.multiplicity]
     tasks: list[Task] = []
     used = dict.fromkeys(places, 0)
     for chunk, owner in enumerate(owners):
@@ -79,8 +80,13 @@ def _one_way(trees: Sequence[Tree], owners: Sequence[int], machine: Machine) -> 
     return tasks
 
 
-def forest_tasks(forest: Forest, owners: Sequence[int], machine: Machine) -> list[Task]:
-    """The tasks of a forest; chunk c belongs to rank `owners[c]`, whose trees have as many places."""
-    reduce = _one_way(forest.reduce, owners, machine) if forest.reduce else []
-    copy = _one_way(forest.broadcast, owners, machine) if forest.broadcast else []
+def forest_tasks(forest: Forest, owners: Sequence[int], machine: Machine, copies: int = 1) -> list[Task]:
+    """The tasks of a forest.
+
+    Args:
+        owners: chunk c belongs to rank `owners[c]`, whose trees have as many places as it has chunks.
+        copies: how often each tree is used beyond its multiplicity.
+    """
+    reduce = _one_way(forest.reduce, owners, machine, copies) if forest.reduce else []
+    copy = _one_way(forest.broadcast, owners, machine, copies) if forest.broadcast else []
     return joined(reduce, copy)
