@@ -6,7 +6,7 @@ import numpy as np
 
 from .errors import RefusedError
 from .nops import extra_waits
-from .program import Program, Target
+from .program import Op, Program, Target
 
 
 def longest_threadblock(program: Program) -> tuple[int, int, int]:
@@ -17,6 +17,12 @@ def longest_threadblock(program: Program) -> tuple[int, int, int]:
     steps = cost[program.tb_ptr[1:]] - cost[program.tb_ptr[:-1]]
     worst = int(steps.argmax())
     return int(steps[worst]), int(program.tb_rank[worst]), int(program.tb_id[worst])
+
+
+def fused_receives(program: Program) -> int:
+    """Number of rcs, rrc, rrs and rrcs instructions."""
+    fused = (Op.RECV_COPY_SEND, Op.RECV_REDUCE_COPY, Op.RECV_REDUCE_SEND, Op.RECV_REDUCE_COPY_SEND)
+    return int(np.isin(program.op, [int(op) for op in fused]).sum())
 
 
 def check_limits(program: Program, target: Target) -> None:

@@ -8,6 +8,8 @@ from ..program import Program, Target
 
 #: Reductions for which a program may be selected (averages and user operations always fall back).
 OPERATIONS = ("sum", "prod", "min", "max")
+#: What msccl takes for an absent maxBytes.
+MSCCL_DEFAULT_MAX_BYTES = 128 << 20
 _RUNTIMES = ("msccl-executor", "msccl", "rccl")
 #: Collectives whose calls a runtime can match.
 _MATCHED = {
@@ -81,7 +83,7 @@ def predicate(program: Program, target: Target) -> Predicate:
         never = f"{program.collective or 'a program without coll'} is no call of {target.name}"
     low, high = program.min_bytes or 0, program.max_bytes
     if target.name == "msccl" and high is None:
-        never = "maxBytes is 0 or absent: msccl needs an explicit one"
+        high = MSCCL_DEFAULT_MAX_BYTES
     if high is not None and (high < low or (high == low and not inclusive)):
         never = f"no size lies between minBytes {low} and maxBytes {high}"
     return Predicate(

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import RefusedError
-from ..limits import check_limits
+from ..limits import check_limits, fused_receives
 from ..nops import single_waits
 from ..program import TARGETS, TWO_SIDED, Op, Program, Space, Target
 from .files import check_writable, write_text_atomically
@@ -106,12 +106,10 @@ def _check_expressible(program: Program, target: Target) -> None:
     remote = (program.src_space != int(Space.LOCAL)) | (program.dst_space != int(Space.LOCAL))
     if remote.any():
         raise refuse("an operand is not local")
-    if not target.fused_receive:
-        fused = np.flatnonzero(np.isin(program.op, [int(STEP_TYPES[t]) for t in ("rcs", "rrc", "rrs", "rrcs")]))
-        if len(fused):
-            raise RefusedError(
-                f"target {target.name} refuses: {len(fused)} fused steps (rcs, rrc, rrs, rrcs), which it never runs"
-            )
+    if not target.fused_receive and (fused := fused_receives(program)):
+        raise RefusedError(
+            f"target {target.name} refuses: {fused} fused steps (rcs, rrc, rrs, rrcs), which it never runs"
+        )
     if program.root not in (None, 0):
         raise refuse(f"root {program.root}; a file can only mean root 0")
     nranks, nunits = program.nranks, program.nunits
