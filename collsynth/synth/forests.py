@@ -133,28 +133,44 @@ def _one_way(
             note = f"the exact rate needs more than {limit} pieces a rank; this forest uses {limit}"
         factor = found or limit
     multiplicity = [factor * s for s in shares]
-    trees = _pack_one_way(graph, multiplicity, least * factor, topology.nlinks)
+    bound = least / (sum(shares) * graph.unit)
+    try:
+        trees = _by_cuts(graph, multiplicity, topology.nlinks)
+    except CannotSplit:
+        multiplicity, bound, trees = _balanced(graph, shares, pieces, limit if exact else 0, topology.nlinks)
+        note = "more could leave a switch than enters it: the bound is that of trees through switches that only forward"
     if turned:
         forest = Forest(topology, reduce=tuple(tree.reversed() for tree in trees))
     else:
         forest = Forest(topology, broadcast=tuple(trees))
-    return _packed(forest, multiplicity, least / (sum(shares) * graph.unit), note)
+    return _packed(forest, multiplicity, bound, note)
 
 
-def _pack_one_way(graph: Graph, multiplicity: Sequence[int], least: Fraction, nlinks: int) -> list[Tree]:
-    """Broadcast trees in the least whole time, at least `least`."""
-    time = rates.least_whole_time(graph, multiplicity, least)
-    try:
-        lanes = remove_switches(graph, rates.floor_capacities(graph, time), multiplicity)
-    except CannotSplit:
-        # More leaves a switch than enters it: cuts are too hopeful, the balance must be planned.
-        program = SplitProgram(graph, one_way=True)
-        total = sum(multiplicity)
-        found = best_split(program, total, program.least_time(multiplicity), multiplicity)
-        if found is None:
-            raise AssertionError("a balanced plan exists on every connected machine") from None
-        lanes = remove_switches(graph, found.broadcast, multiplicity)
-    return routed_trees(lanes, multiplicity, nlinks)
+def _by_cuts(graph: Graph, multiplicity: Sequence[int], nlinks: int) -> list[Tree]:
+    """Broadcast trees in the least whole time that cuts allow."""
+    time = rates.least_whole_time(graph, multiplicity, rates.least_time(graph, multiplicity))
+    return routed_trees(remove_switches(graph, rates.floor_capacities(graph, time), multiplicity), multiplicity, nlinks)
+
+
+def _balanced(
+    graph: Graph, shares: list[int], pieces: int, limit: int, nlinks: int
+) -> tuple[list[int], Fraction, list[Tree]]:
+    """Broadcast trees where cuts are too hopeful: what each link carries is planned with switches in balance.
+
+    Args:
+        limit: 0 for `pieces` times the shares, else the exact rate with up to that many times.
+
+    Returns:
+        Pieces per root, the bound (seconds per byte), the trees.
+    """
+    program = SplitProgram(graph, one_way=True)
+    least = Fraction(program.least_time(shares)).limit_denominator(1 << 30)
+    found = exact_split(program, least, limit * sum(shares), shares) if limit else None
+    if found is None:
+        found = best_split(program, pieces * sum(shares), least, [pieces * s for s in shares])
+    assert found is not None, "a balanced plan exists on every connected machine"
+    trees = routed_trees(remove_switches(graph, found.broadcast, found.weights), found.weights, nlinks)
+    return found.weights, least / graph.unit, trees
 
 
 def _allreduce(
@@ -165,12 +181,9 @@ def _allreduce(
     for one in (graph, graph.reversed()):
         rates.least_time(one, [1] * graph.nranks)  # refuses what is disconnected
     program = SplitProgram(graph)
-    if shares is None:
-        least = _tree_optimum(topology) * graph.unit
-        total, multiplicity = pieces or graph.nranks, None
-    else:
-        least = Fraction(program.least_time(shares)).limit_denominator(1 << 30)
-        total, multiplicity = sum(shares) * (pieces or 1), [s * (pieces or 1) for s in shares]
+    least = _least_allreduce(topology, program, shares)
+    multiplicity = None if shares is None else [s * (pieces or 1) for s in shares]
+    total = (pieces or graph.nranks) if multiplicity is None else sum(multiplicity)
     note = ""
     found = None
     if exact:
@@ -190,10 +203,12 @@ def _allreduce(
     return _packed(forest, found.weights, bound, note)
 
 
-def _tree_optimum(topology: Topology) -> Fraction:
-    """Seconds per payload byte of the best AllReduce by trees when switches only forward."""
+def _least_allreduce(topology: Topology, program: SplitProgram, shares: list[int] | None) -> Fraction:
+    """The fractional optimum, U per piece, when switches only forward: exact unless shares are given."""
+    if shares is not None:
+        return Fraction(program.least_time(shares)).limit_denominator(1 << 30)
     vertices = tuple(replace(v, capability=Capability.NONE) for v in topology.vertices)
-    return 1 / tree_lp.solve(replace_topology(topology, vertices=vertices)).value
+    return program.graph.unit / tree_lp.solve(replace_topology(topology, vertices=vertices)).value
 
 
 def _along_split(
@@ -213,16 +228,22 @@ def _along_split(
     multiplicity = [s * pieces for s in shares]
     graph = Graph.of(topology)
     forward, backward = graph.with_bandwidth(down), graph.reversed().with_bandwidth(up)
-    bound = max(rates.least_time(part, shares) / part.unit / sum(shares) for part in (forward, backward))
+    for part in (forward, backward):
+        rates.least_time(part, shares)  # refuses shares that cut a rank off
+    even = None if len(set(shares)) == 1 else shares
+    bound = _least_allreduce(topology, SplitProgram(graph), even) / graph.unit
     return _packed(_both(topology, multiplicity, forward, backward), multiplicity, bound, "")
 
 
 def _both(topology: Topology, multiplicity: list[int], forward: Graph, backward: Graph) -> Forest:
     """Broadcast trees in `forward` and reduce trees in `backward`, each as fast as it can be."""
-    down, up = (
-        _pack_one_way(graph, multiplicity, rates.least_time(graph, multiplicity), topology.nlinks)
-        for graph in (forward, backward)
-    )
+    halves: list[list[Tree]] = []
+    for graph in (forward, backward):
+        try:
+            halves.append(_by_cuts(graph, multiplicity, topology.nlinks))
+        except CannotSplit:
+            halves.append(_balanced(graph, multiplicity, 1, 0, topology.nlinks)[2])
+    down, up = halves
     return Forest(topology, broadcast=tuple(down), reduce=tuple(tree.reversed() for tree in up))
 
 

@@ -97,6 +97,8 @@ def remove_switches(graph: Graph, capacity: Sequence[int], multiplicity: Sequenc
     switches = set(range(graph.nranks, graph.nvertices))
     _contract(lanes, switches)
     for switch in _farthest_first(lanes, switches, graph.nranks):
+        if switch not in switches:
+            continue
         _remove(lanes, switch, switches, graph, multiplicity)
         switches.discard(switch)
         _contract(lanes, switches)
