@@ -119,7 +119,7 @@ class Control:
         if self.comm.iprobe(source=self.mpi.ANY_SOURCE, tag=_FAIL_TAG):
             status = self.mpi.Status()
             reason = self.comm.recv(source=self.mpi.ANY_SOURCE, tag=_FAIL_TAG, status=status)
-            self.broken = f"rank {status.Get_source()} gave up: {reason}"
+            self.broken = f"rank {self.rank} stops, because rank {status.Get_source()} gave up: {reason}"
             raise RunError(self.broken)
 
     def fail(self, reason: str) -> None:
