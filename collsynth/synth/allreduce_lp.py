@@ -56,6 +56,49 @@ class Split:
     time: Fraction
 
 
+class _Solver:
+    """HiGHS on one thread; rows may be added between runs (a linear program then goes on from where it was).
+
+    Args:
+        objective, lower, upper: per column.
+        nwhole: the first so many columns are whole numbers.
+    """
+
+    def __init__(self, objective: FloatArray, lower: FloatArray, upper: FloatArray, nwhole: int) -> None:
+        highs: Any = require("highspy", "synth", "AllReduce's own optimum")
+        self._optimal = highs.HighsModelStatus.kOptimal
+        self._solver: Any = highs.Highs()
+        options: dict[str, Any] = {"output_flag": False, "threads": 1, "random_seed": 0}
+        if nwhole:
+            options |= {"mip_max_nodes": NODE_LIMIT, "mip_rel_gap": 0.5}
+        for name, value in options.items():
+            self._solver.setOptionValue(name, value)
+        none = np.zeros(0, dtype=np.int32)
+        self._solver.addCols(
+            len(objective), objective, lower, upper, 0, np.zeros(len(objective), np.int32), none, np.zeros(0)
+        )
+        if nwhole:
+            kinds = np.full(nwhole, highs.HighsVarType.kInteger)
+            self._solver.changeColsIntegrality(nwhole, np.arange(nwhole, dtype=np.int32), kinds)
+        self._nwhole = nwhole
+
+    def add_rows(self, rows: Sequence[dict[int, float]], low: FloatArray, high: FloatArray) -> None:
+        """Rows as column -> coefficient, with their bounds."""
+        starts = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
+        columns = np.array([column for row in rows for column in row], dtype=np.int32)
+        values = np.array([value for row in rows for value in row.values()], dtype=np.float64)
+        self._solver.addRows(len(rows), low, high, len(columns), starts[:-1], columns, values)
+
+    def run(self) -> FloatArray | None:
+        """The solution, for whole numbers the best one found; None when there is none."""
+        self._solver.run()
+        if self._nwhole:
+            found = self._solver.getInfo().primal_solution_status == 2
+        else:
+            found = self._solver.getModelStatus() == self._optimal
+        return np.array(self._solver.getSolution().col_value) if found else None
+
+
 class SplitProgram:
     """The program of one machine; cuts once found serve all later solves.
 
@@ -77,7 +120,7 @@ class SplitProgram:
             CutOracle(graph.nvertices, graph.nranks, graph.dst, graph.src),
         )
         self.size = self.n + 3 * self.m + 2
-        self._rows: list[FloatArray] = []
+        self._rows: list[dict[int, float]] = []
         self._low: list[float] = []
         self._high: list[float] = []
         self._known: set[tuple[int, frozenset[int]]] = set()
@@ -89,9 +132,7 @@ class SplitProgram:
 
     def _row(self, entries: dict[int, float], low: float, high: float) -> None:
         """Bounds are per piece: they are multiplied by the number of pieces when solving."""
-        row = np.zeros(self.size)
-        row[list(entries)] = list(entries.values())
-        self._rows.append(row)
+        self._rows.append(entries)
         self._low.append(low)
         self._high.append(high)
 
@@ -134,8 +175,6 @@ class SplitProgram:
 
         Without `capacity` the time is least; with it (pieces per link) the largest root weight is.
         """
-        optimize: Any = require("scipy.optimize", "synth", "AllReduce's own optimum")
-        sparse: Any = require("scipy.sparse", "synth", "AllReduce's own optimum")
         lower, upper = np.zeros(self.size), np.full(self.size, np.inf)
         if self.one_way:
             upper[self.n + self.m : self.n + 2 * self.m] = 0
@@ -151,23 +190,19 @@ class SplitProgram:
         gaps = slice(self.n + 2 * self.m, self.n + 3 * self.m)
         objective[self.n : gaps.start] = -_TIE / sum(self.graph.bandwidth)
         objective[gaps] = 0.5 * _TIE / sum(self.graph.bandwidth)
-        integrality = np.zeros(self.size)
-        integrality[: gaps.start] = int(whole)
+        solver = _Solver(objective, lower, upper, gaps.start if whole else 0)
+        loaded = 0
         for _ in range(_ROUNDS):
-            low, high = np.array(self._low) * pieces, np.array(self._high) * pieces
-            if capacity is not None:
+            low, high = np.array(self._low[loaded:]) * pieces, np.array(self._high[loaded:]) * pieces
+            if capacity is not None and loaded == 0:
                 high[: self.m] = capacity
-            answer = optimize.milp(
-                objective,
-                constraints=optimize.LinearConstraint(sparse.csr_matrix(np.array(self._rows)), low, high),
-                integrality=integrality,
-                bounds=optimize.Bounds(lower, upper),
-                options={"node_limit": NODE_LIMIT, "mip_rel_gap": 0.5 if whole else 0.0},
-            )
-            if answer.x is None:
+            solver.add_rows(self._rows[loaded:], low, high)
+            loaded = len(self._rows)
+            answer = solver.run()
+            if answer is None:
                 return None
-            if not self._separate(np.rint(answer.x * scale).astype(np.int64), 0 if whole else _TOLERANCE * pieces):
-                return np.asarray(answer.x)
+            if not self._separate(np.rint(answer * scale).astype(np.int64), 0 if whole else _TOLERANCE * pieces):
+                return answer
         return None
 
     def _separate(self, values: NDArray[np.int64], tolerance: int) -> bool:
