@@ -15,7 +15,7 @@ from typing import Any
 
 from ..bounds import bound as bound_of
 from ..collective import Collective
-from ..errors import CollsynthError, InputError, RefusedError, TimeLimitError
+from ..errors import InputError, RefusedError, TimeLimitError
 from ..registry import load as load_entry
 from ..registry import names as entry_names
 from ..schedule import Schedule
@@ -161,9 +161,7 @@ def _best(problem: Problem, method: str) -> _Candidate:
     order = [*entry_names("algorithms"), *ENGINES] if auto else [method]
     if problem.spec.exact:
         if method not in ("auto", "forest", "paths"):
-            raise RefusedError(
-                f"{method} cannot promise the exact rate",
-            )
+            raise RefusedError(f"{method} cannot promise the exact rate")
         order = [n for n in ("forest", "paths") if auto or n == method]
     best: _Candidate | None = None
     reasons: list[str] = []
@@ -190,7 +188,7 @@ def _best(problem: Problem, method: str) -> _Candidate:
     if best is None:
         if problem.out_of_time:
             raise TimeLimitError(f"the time limit of {problem.spec.time_limit:g} s passed before there was a schedule")
-        raise RefusedError(f"no method gives {problem.name} here: " + "; ".join(reasons))
+        raise RefusedError("; ".join(reasons) or f"no method gives {problem.name} on {problem.topology.name}")
     return best
 
 
@@ -217,4 +215,4 @@ def _result(problem: Problem, best: _Candidate, seconds: float) -> SynthResult:
     )  # fmt: skip
 
 
-__all__ = ["ENGINES", "CollsynthError", "Engine", "methods", "synthesize"]
+__all__ = ["ENGINES", "Engine", "methods", "synthesize"]
