@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import require
-from .rates import Cut, CutOracle, Graph, floor_capacities
+from .rates import Cut, CutOracle, Graph, contracted, floor_capacities
 
 FloatArray = NDArray[np.float64]
 
@@ -46,14 +46,11 @@ class Split:
     Attributes:
         weights: pieces rooted at each rank.
         broadcast, reduce: pieces per link for the two forests.
-        time: the least U with `broadcast + reduce <= U * bandwidth` on every link, in pieces per unit of
-            bandwidth.
     """
 
     weights: list[int]
     broadcast: list[int]
     reduce: list[int]
-    time: Fraction
 
 
 class _Solver:
@@ -111,6 +108,8 @@ class SplitProgram:
     """
 
     def __init__(self, graph: Graph, *, one_way: bool = False) -> None:
+        self._links = len(graph.src)
+        graph, self._behind = contracted(graph)
         self.graph = graph
         self.one_way = one_way
         self.largest = max(graph.bandwidth)
@@ -237,9 +236,12 @@ class SplitProgram:
         if answer is None:
             return None
         values = [int(x) for x in np.rint(answer[: self.n + 2 * self.m])]
-        broadcast, reduce = values[self.n : self.n + self.m], values[self.n + self.m :]
-        used = max(Fraction(a + b, c) for a, b, c in zip(broadcast, reduce, self.graph.bandwidth, strict=True))
-        return Split(values[: self.n], broadcast, reduce, used)
+        broadcast, reduce = [0] * self._links, [0] * self._links
+        for arc, links in enumerate(self._behind):
+            for link in links:
+                broadcast[link] += values[self.n + arc]
+                reduce[link] += values[self.n + self.m + arc]
+        return Split(values[: self.n], broadcast, reduce)
 
     def near(self, pieces: int, time: Fraction, weights: Sequence[int] | None = None) -> Split | None:
         """`whole`, first with the fractional root weights rounded, then with any."""

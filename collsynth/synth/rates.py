@@ -63,6 +63,33 @@ class Graph:
         return Graph(self.nvertices, self.nranks, self.dst, self.src, self.bandwidth, self.unit)
 
 
+def contracted(graph: Graph) -> tuple[Graph, list[tuple[int, ...]]]:
+    """The graph without vertices that only pass on (a NIC between a GPU and a switch), vertex ids kept.
+
+    Returns:
+        The smaller graph, and for each of its links the links of `graph` that it stands for.
+    """
+    kept: list[tuple[int, int, int, tuple[int, ...]]] = [
+        (graph.src[link], graph.dst[link], bandwidth, (link,)) for link, bandwidth in enumerate(graph.bandwidth)
+    ]
+    for vertex in range(graph.nranks, graph.nvertices):
+        ins = [arc for arc in kept if arc[1] == vertex]
+        outs = [arc for arc in kept if arc[0] == vertex]
+        before, after = [arc[0] for arc in ins], [arc[1] for arc in outs]
+        if len({*before, *after}) != 2 or len(set(before)) < len(before) or len(set(after)) < len(after):
+            continue
+        kept = [arc for arc in kept if vertex not in arc[:2]] + [
+            (u, t, min(b, c), first + second) for u, _, b, first in ins for _, t, c, second in outs if u != t
+        ]
+    small = replace(
+        graph,
+        src=tuple(arc[0] for arc in kept),
+        dst=tuple(arc[1] for arc in kept),
+        bandwidth=tuple(arc[2] for arc in kept),
+    )
+    return small, [arc[3] for arc in kept]
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A set of vertices that holds a rank.
