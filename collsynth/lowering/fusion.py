@@ -19,33 +19,46 @@ from .dependencies import assign_dependencies, conflicts, order_steps
 from .ir import Aliases, Message, Plan, Step
 
 
-def candidates(plan: Plan) -> dict[Step, tuple[Step, bool]]:
-    """Receives that can take their send along: receive -> (send, whether the sum must be stored)."""
+def _chances(plan: Plan) -> dict[Step, tuple[Step, bool]]:
+    """Sends that could leave with their receive: send -> (receive, whether the sum must be stored)."""
     aliases = Aliases(plan.collective, plan.instances, plan.in_place)
     found: dict[Step, tuple[Step, bool]] = {}
     for blocks in plan.blocks:
         steps = order_steps(blocks)
-        earlier = dict(zip(steps, conflicts(steps, aliases), strict=True))
         readers = _readers(steps, aliases)
-        for block in blocks:
-            if block.send is None or block.recv is None:
-                continue
-            last_send = -1  # effective index of the last send so far
-            for step in block.steps:
-                if step.send is None:
-                    continue
-                receive = step.producer
-                if (
-                    receive is not None and receive.recv is not None and receive.threadblock == step.threadblock
-                    and receive.dst == step.src and receive.count == step.count and receive not in found
-                    and receive.index > last_send and receive.op in (Op.RECV, Op.RECV_REDUCE_COPY)
-                    and all(other is receive or other.order < receive.order for other in earlier[step])
-                ):  # fmt: skip
-                    found[receive] = (step, readers[receive] != {step})
-                    last_send = receive.index
-                else:
-                    last_send = step.index
+        for step, earlier in zip(steps, conflicts(steps, aliases), strict=True):
+            receive = step.producer
+            if (
+                step.send is not None and receive is not None and receive.recv is not None
+                and receive.threadblock == step.threadblock
+                and receive.dst == step.src and receive.count == step.count
+                and receive.op in (Op.RECV, Op.RECV_REDUCE_COPY)
+                and all(other is receive or other.order < receive.order for other in earlier)
+            ):  # fmt: skip
+                found[step] = (receive, readers[receive] != {step})
     return found
+
+
+def _select(
+    threadblock: list[Step], chances: dict[Step, tuple[Step, bool]], refused: set[Step]
+) -> dict[Step, tuple[Step, bool]]:
+    """Receives of a threadblock that take their send along: receive -> (send, stored).
+
+    The order in which a connection's messages are sent must stay: a send may move up to its receive only
+    past receives, never past another send.
+    """
+    chosen: dict[Step, tuple[Step, bool]] = {}
+    last_send = -1  # where the last send stands now
+    for step in threadblock:
+        if step.send is None:
+            continue
+        receive, stored = chances.get(step, (None, True))
+        if receive is not None and receive not in chosen and receive not in refused and receive.index > last_send:
+            chosen[receive] = (step, stored)
+            last_send = receive.index
+        else:
+            last_send = step.index
+    return chosen
 
 
 def _readers(steps: list[Step], aliases: Aliases) -> dict[Step, set[Step | None]]:
@@ -73,14 +86,21 @@ def fuse(plan: Plan, depth: int) -> int:
 
     Dependencies are left set for the final steps, scratch still virtual.
     """
-    chosen = candidates(plan)
+    chances = _chances(plan)
     original = [[list(block.steps) for block in blocks] for blocks in plan.blocks]
+    places = {step: (step.threadblock, step.index) for lists in original for steps in lists for step in steps}
+    refused: set[Step] = set()
     while True:
-        fused = {receive: _fused(receive, send, stored) for receive, (send, stored) in chosen.items()}
-        gone = {send for send, _ in chosen.values()}
+        for step, place in places.items():
+            step.threadblock, step.index = place
+        fused: dict[Step, Step] = {}
         for blocks, lists in zip(plan.blocks, original, strict=True):
             for block, steps in zip(blocks, lists, strict=True):
-                block.steps = [fused.get(step, step) for step in steps if step not in gone]
+                chosen = _select(steps, chances, refused)
+                gone = {send for send, _ in chosen.values()}
+                here = {receive: _fused(receive, send, stored) for receive, (send, stored) in chosen.items()}
+                block.steps = [here.get(step, step) for step in steps if step not in gone]
+                fused |= here
         plan.steps = [order_steps(blocks) for blocks in plan.blocks]
         assign_dependencies(plan)
         if not fused:
@@ -88,7 +108,7 @@ def fuse(plan: Plan, depth: int) -> int:
         blamed = deadlock(plan, depth)
         if not blamed:
             return len(fused)
-        chosen = {receive: choice for receive, choice in chosen.items() if fused[receive] not in blamed}
+        refused |= {receive for receive, step in fused.items() if step in blamed}
 
 
 def _fused(receive: Step, send: Step, stored: bool) -> Step:
@@ -156,14 +176,14 @@ def deadlock(plan: Plan, depth: int) -> set[Step]:
                 if waits[later] == 0:
                     ready.append(later)
         lowest = [step for step in lowest if not ran[receiving[step]]]
-        if not lowest:
-            assert all(ran), "without fused steps the linear order holds"
+        if all(ran) or (blamed and not lowest):
             return blamed
+        assert lowest, "without fused steps the linear order holds"
         for step in lowest:
             node = receiving[step]
             if waits[node] == sum(not ran[before] for before in room[node]):
                 blamed.add(step)
                 ready.append(node)
                 break
-        else:
-            raise AssertionError("without fused steps the linear order holds")
+        else:  # what is left waits for the send halves of the blamed, which will move when taken apart
+            return blamed | {lowest[0]}

@@ -8,12 +8,15 @@
 6. `buffers` again: scratch slots with reuse; `dependencies`: waits, as few as needed.
 7. `collsynth.limits`: the target's.
 
-The Program is verified after threadblocks (unfused) and at the end, by the one prover.
+The fused program is made beside the plain one and kept unless the simulator finds the plain one faster.
+The schedule is verified before, the program after, by the one prover.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from itertools import accumulate
 
 import numpy as np
@@ -21,8 +24,9 @@ import numpy as np
 from ..errors import InputError, RefusedError
 from ..limits import check_limits, longest_threadblock
 from ..nops import single_waits
-from ..program import TARGETS, Program, Protocol, Target
+from ..program import TARGETS, Op, Program, Protocol, Target
 from ..schedule import Schedule
+from ..simulator import simulate
 from ..verifier import require_verified
 from .buffers import allocate_scratch, place, restore_scratch
 from .channels import assign_channels
@@ -35,6 +39,11 @@ from .threadblocks import assign_threadblocks
 
 #: Largest payload of a program for which no size was asked: 4 GiB.
 DEFAULT_MAX_BYTES = 1 << 32
+#: How much slower than the plain program the fused one may be in the simulator.
+FUSION_MAY_COST = Fraction(101, 100)
+#: Payload at which the two are compared when no size was asked.
+_USUAL_BYTES = 64 << 20
+_FORWARDING = [int(op) for op in (Op.RECV_COPY_SEND, Op.RECV_REDUCE_SEND, Op.RECV_REDUCE_COPY_SEND)]
 
 
 def lower(
@@ -63,7 +72,7 @@ def lower(
             (None: to `DEFAULT_MAX_BYTES`).
         name: label; default: the collective and the schedule's method.
         max_threadblocks, max_channels: the user's own limits for one rank.
-        fuse: whether to use fused instructions.
+        fuse: whether to use fused instructions where they cost no time (False: never).
 
     Returns:
         A verified program.
@@ -86,35 +95,66 @@ def lower(
     require_verified(schedule)
     explicit = schedule.expand()
     label = name or f"{collective.name} {schedule.method}".strip()
+
+    def variant(fused: bool) -> Program:
+        program = _variant(
+            explicit, target, fused, label, in_place=in_place, out_of_place=out_of_place, instances=instances,
+            protocol=protocol, size=size, max_threadblocks=max_threadblocks, max_channels=max_channels,
+        )  # fmt: skip
+        if not target.multiple_dependencies:
+            program = single_waits(program)
+        check_limits(program, target)
+        return program
+
+    program = _choose(variant, explicit, size) if fuse and target.fused_receive else variant(False)
+    require_verified(program, target=target)
+    return program
+
+
+def _choose(variant: Callable[[bool], Program], schedule: Schedule, size: int | None) -> Program:
+    """The fused program, or the plain one where that is faster by more than `FUSION_MAY_COST`.
+
+    Fused steps save a trip through memory, which the simulator does not charge; but a threadblock that
+    receives and sends cannot do both at once, which it does.
+    """
+    try:
+        fused = variant(True)
+    except RefusedError:
+        return variant(False)
+    if not (np.isin(fused.op, _FORWARDING)).any():
+        return fused
+    try:
+        plain = variant(False)
+    except RefusedError:
+        return fused
+    if schedule.topology.unknown_speeds():
+        return fused
+    payload = size or _USUAL_BYTES
+    times = [simulate(program, schedule.topology, size=payload).time for program in (fused, plain)]
+    return fused if times[0] <= times[1] * FUSION_MAY_COST else plain
+
+
+def _variant(
+    schedule: Schedule, target: Target, fused: bool, name: str, *, in_place: bool, out_of_place: bool, instances: int,
+    protocol: Protocol, size: int | None, max_threadblocks: int | None, max_channels: int | None,
+) -> Program:  # fmt: skip
+    """Passes 1 to 6, with fewer messages a threadblock until the target's step limit holds."""
     most = target.max_steps
     while True:
         plan = place(
-            explicit, atoms(collective, instances, target.max_count), instances, in_place=in_place,
+            schedule, atoms(schedule.collective, instances, target.max_count), instances, in_place=in_place,
             out_of_place=out_of_place, fused_receive=target.fused_receive, max_count=target.max_count,
         )  # fmt: skip
-        try:
-            nchannels = assign_channels(plan, target, max_messages=most, max_channels=max_channels)
-        except RefusedError:
-            if most == target.max_steps or target.max_steps is None:
-                raise
-            raise RefusedError(
-                f"target {target.name} holds {target.max_steps} steps a threadblock; even over all channels some "
-                f"threadblock has more"
-            ) from None
-        assign_threadblocks(plan, target, max_threadblocks=max_threadblocks, fuse=fuse and target.fused_receive)
-        program = _finish(plan, target, protocol, fuse and target.fused_receive, label, nchannels, size)
+        nchannels = assign_channels(plan, target, max_messages=most, max_channels=max_channels)
+        assign_threadblocks(plan, target, max_threadblocks=max_threadblocks, fuse=fused)
+        program = _finish(plan, target, protocol, fused, name, nchannels, size)
         steps = longest_threadblock(program)[0]
         if target.max_steps is None or most is None or steps <= target.max_steps:
-            break
+            return program
         # nops and local steps came on top of the messages: fewer messages a threadblock
         most = min(most - 1, most * target.max_steps // steps)
         if most < 1:
-            break
-    if not target.multiple_dependencies:
-        program = single_waits(program)
-    check_limits(program, target)
-    require_verified(program, target=target)
-    return program
+            return program  # `check_limits` says by how much
 
 
 def _finish(
