@@ -21,6 +21,9 @@ from .tasks import forest_tasks, joined, mirrored
 _GREEDY_WORK = 24_000
 _LIST_WORK = 60_000
 
+#: AllReduce asks the packer for a second opinion where the greedy's AllGather is this far from the bound
+_SATISFIED = 1.03
+
 
 def variants(name: str) -> list[dict[str, Any]]:
     """Options under which `auto` tries a closed form of the registry."""
@@ -65,12 +68,31 @@ def _reversed(machine: Machine, found: Found, twins: Sequence[int] | None, floor
     return Found(plan, plan.polish(first, floor=floor))
 
 
+def _packed_copies(problem: Problem, owners: Sequence[int], floor: int) -> Found:
+    """AllGather of these chunks by packed trees, list-scheduled."""
+    machine = problem.machine
+    shares = [owners.count(rank) for rank in range(problem.nranks)]
+    packed = pack_forest(problem.topology, "allgather", weights=shares)
+    plan = Plan(forest_tasks(packed.forest, owners, machine), len(machine.ticks))
+    return Found(plan, _timed(problem, plan, owners, floor))
+
+
 def _both(problem: Problem, owners: Sequence[int], floor: int) -> Found:
     """AllReduce as reductions followed by copies, overlapping where links allow."""
     machine, half = problem.machine, floor // 2
     twins = machine.twins()
     copies = _greedy(problem, machine, owners, half)
-    sums = _turned(problem, owners, half) if twins is None else _reversed(machine, copies, twins, half)
+    if twins is None:
+        return _in_turn(machine, _turned(problem, owners, half), copies, floor)
+    if copies.timing.makespan > _SATISFIED * half:
+        packed = _packed_copies(problem, owners, half)
+        if packed.timing.makespan < copies.timing.makespan:
+            copies = packed
+    return _in_turn(machine, _reversed(machine, copies, twins, half), copies, floor)
+
+
+def _in_turn(machine: Machine, sums: Found, copies: Found, floor: int) -> Found:
+    """Reductions, then copies: each chunk's as soon as its own sum is complete."""
     plan = Plan(joined(sums.plan.tasks, copies.plan.tasks), len(machine.ticks))
     last = sums.timing.makespan
     start = [*sums.timing.start, *(s + last for s in copies.timing.start)]
@@ -119,6 +141,18 @@ def _exact(problem: Problem) -> Iterator[Schedule]:
     """The forest of the exact rate, first with as few pieces as that takes, then each piece cut further
     (the rate stays, the pipeline fills sooner)."""
     most = problem.spec.max_units
+    twins = problem.machine.twins()
+    if problem.name == "allreduce" and problem.bound.rs_ag_seconds_per_byte == problem.bound.seconds_per_byte and twins:
+        # Nothing beats ReduceScatter + AllGather here, whose exact schedules are the better timed ones.
+        gather = pack_forest(problem.topology, "allgather", exact=True, max_pieces=most)
+        owners = [rank for rank, count in enumerate(gather.pieces_per_root) for _ in range(count)]
+        floor = problem.floor(len(owners))
+        plan = Plan(forest_tasks(gather.forest, owners, problem.machine), len(problem.machine.ticks))
+        gathered = Found(plan, _timed(problem, plan, owners, floor // 2))
+        sums = _reversed(problem.machine, gathered, twins, floor // 2)
+        found = _in_turn(problem.machine, sums, gathered, floor)
+        collective = problem.cut_into(len(owners), gather.pieces_per_root)
+        yield _schedule(problem, collective, found.plan, found.timing, "forest")
     packed = pack_forest(
         problem.topology, problem.name, root=problem.root, weights=problem.weights, exact=True, max_pieces=most
     )  # fmt: skip
@@ -148,11 +182,20 @@ def _packed(problem: Problem, packed: PackedForest, copies: int = 1) -> Schedule
 
 def _listed(problem: Problem, collective: Collective, tasks: Sequence[Task], method: str) -> Schedule:
     plan = Plan(tasks, len(problem.machine.ticks))
-    timing = improve(
-        plan, wave=waves(collective.owner.tolist()), floor=problem.floor(collective.payload_units),
-        seed=problem.spec.seed, deadline=problem.deadline, attempts=_attempts(_LIST_WORK, len(tasks)),
-    )  # fmt: skip
+    timing = _timed(problem, plan, collective.owner.tolist(), problem.floor(collective.payload_units))
     return _schedule(problem, collective, plan, timing, method)
+
+
+def _timed(problem: Problem, plan: Plan, owners: Sequence[int], floor: int) -> Timing:
+    """The plan's best timing within the work of one search."""
+    return improve(
+        plan,
+        wave=waves(owners),
+        floor=floor,
+        seed=problem.spec.seed,
+        deadline=problem.deadline,
+        attempts=_attempts(_LIST_WORK, len(plan.tasks)),
+    )
 
 
 # --- paths --------------------------------------------------------------------------------------

@@ -150,10 +150,10 @@ class Machine:
             links.reverse()
         found = []
         for src, dst, *figures in rows:
-            links = waiting.get((dst, src, *figures))
-            if not links:
+            partners = waiting.get((dst, src, *figures))
+            if not partners:
                 return None
-            found.append(links.pop())
+            found.append(partners.pop())
         return found
 
     def neighbours(self) -> list[list[int]]:
