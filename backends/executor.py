@@ -36,8 +36,10 @@ Array = Any
 #: Reduction name -> name of the binary function in the array module.
 OPERATIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
-#: Polls without progress before the rank starts to sleep between polls, and how long it then sleeps.
+#: Polls without progress before the rank starts to sleep between polls (where every rank has a core,
+#: and where it has not: then who spins keeps the one that is waited for from running), and how long.
 _SPINS = 200
+_CROWDED_SPINS = 2
 _NAP_S = 50e-6
 #: How often, in idle polls, the clock and the other ranks' state are looked at.
 _CHECK_EVERY = 64
@@ -85,9 +87,11 @@ class Transport(ABC):
 
     Attributes:
         message_bytes: largest message in bytes; None when there is no limit.
+        crowded: whether there are more ranks than cores here.
     """
 
     message_bytes: int | None = None
+    crowded: bool = False
 
     @abstractmethod
     def send_end(self, peer: int, channel: int) -> SendEnd:
@@ -372,6 +376,7 @@ class Executor:
             block.iteration = block.step = 0
         self.transport.begin(dtype, widths)
         active = [block for block in self._blocks if block.rows and len(widths)]
+        spins = _CROWDED_SPINS if self.transport.crowded else _SPINS
         idle = 0
         moved_at = time.monotonic()
         while True:
@@ -391,7 +396,7 @@ class Executor:
             idle += 1
             if idle == 1:
                 moved_at = time.monotonic()
-            if idle < _SPINS:
+            if idle < spins:
                 os.sched_yield()
             else:
                 time.sleep(_NAP_S)

@@ -294,7 +294,7 @@ class MixedTransport(Transport):
         cards = control.exchange(
             {
                 "program": program.content_hash(), "options": (self.message_bytes, assume_hosts),
-                "host": host_name() + pretended, "inbox": mine,
+                "machine": host_name(), "host": host_name() + pretended, "inbox": mine,
             }
         )  # fmt: skip
         agree(control, [card["program"] for card in cards], "programs (by content hash)")
@@ -305,6 +305,9 @@ class MixedTransport(Transport):
                 hint=f"collsynth launch -n {program.nranks} ...",
             )
         check_connections(program)
+        here = [card["machine"] for card in cards].count(cards[rank]["machine"])
+        # Not the affinity: launchers bind each of few ranks to a core of its own.
+        self.crowded = here > (os.cpu_count() or 1)
         names = [card["host"] for card in cards]
         self.hosts = [sorted(set(names)).index(name) for name in names]
         strangers = self._map_peers(cards)
