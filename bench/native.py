@@ -7,10 +7,10 @@ executable of a program: `runner(send, recv, op)`, in place when the two arrays 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from collsynth.errors import InputError, RefusedError
+from collsynth.backends._pynccl import Communicator, RedOp
+from collsynth.backends.layout import address
 
 Array = Any
 
@@ -37,11 +37,12 @@ class MpiNative:
         self._rank, self._size = int(comm.Get_rank()), int(comm.Get_size())
         self._ops = {"sum": MPI.SUM, "prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}
 
-    def supports(self, in_place: bool) -> str | None:
-        """Why it cannot run (in place or not), or None."""
-        return None
+    def supports(self, dtype: Any, in_place: bool) -> str | None:
+        """Why it cannot run this type (in place or not), or None."""
+        known: dict[str, Any] = self._mpi._typedict
+        return None if dtype.char in known else f"MPI has no datatype {dtype.name}"
 
-    def __call__(self, send: Array, recv: Array, op: str, *, in_place: bool) -> None:
+    def __call__(self, send: Array, recv: Array, op: str, in_place: bool) -> None:
         """Run it once."""
         comm, root, here = self._comm, self._root, self._rank == self._root
         same = self._mpi.IN_PLACE
@@ -83,71 +84,48 @@ class NcclNative:
     Args:
         communicator: an `_pynccl.Communicator`; closed with this object.
         collective, root: as `MpiNative`.
-        address: device (or, with a fake library, host) address of an array.
-        synchronize: waits until the stream is done.
-        stream: stream handle.
+        xp: CuPy.
     """
 
     label = "native"
 
-    def __init__(
-        self,
-        communicator: Any,
-        collective: str,
-        root: int,
-        *,
-        address: Callable[[Array], int],
-        synchronize: Callable[[], None],
-        stream: int = 0,
-    ) -> None:
-        self._comm, self._collective, self._root = communicator, collective, root
-        self._address, self._synchronize, self._stream = address, synchronize, stream
+    def __init__(self, communicator: Communicator, collective: str, root: int, xp: Any) -> None:
+        self._comm, self._collective, self._root, self._xp = communicator, collective, root, xp
 
-    def supports(self, in_place: bool) -> str | None:
-        """Why it cannot run (in place or not), or None."""
+    def supports(self, dtype: Any, in_place: bool) -> str | None:
+        """Why it cannot run this type (in place or not), or None."""
         if in_place and self._collective in _NCCL_NOT_IN_PLACE:
             return f"NCCL has no in-place {self._collective}"
         return None
 
-    def __call__(self, send: Array, recv: Array, op: str, *, in_place: bool) -> None:
+    def __call__(self, send: Array | None, recv: Array | None, op: str, in_place: bool) -> None:
         """Run it once and wait for the stream."""
-        from collsynth.backends._pynccl import RedOp
-
-        comm, name, stream = self._comm, self._collective, self._stream
-        source, target, dtype = self._address(send), self._address(recv), str(recv.dtype)
+        comm, name = self._comm, self._collective
+        stream = int(self._xp.cuda.get_current_stream().ptr)
+        source, target = (0 if array is None else address(array) for array in (send, recv))
+        # Of a rooted collective some ranks have one buffer only; where both are there, the shorter one
+        # has the count.
+        known = min((array for array in (send, recv) if array is not None), key=len)
+        count, dtype = len(known), known.dtype.name
         redop = RedOp[op.upper()]
         if name == "allreduce":
-            comm.all_reduce(source, target, recv.size, dtype, redop, stream=stream)
+            comm.all_reduce(source, target, count, dtype, redop, stream=stream)
         elif name == "allgather":
-            comm.all_gather(source, target, send.size, dtype, stream=stream)
+            comm.all_gather(source, target, count, dtype, stream=stream)
         elif name == "reducescatter":
-            comm.reduce_scatter(source, target, recv.size, dtype, redop, stream=stream)
+            comm.reduce_scatter(source, target, count, dtype, redop, stream=stream)
         elif name == "alltoall":
-            comm.all_to_all(source, target, send.size // comm.nranks, dtype, stream=stream)
+            comm.all_to_all(source, target, count // comm.nranks, dtype, stream=stream)
         elif name == "broadcast":
-            comm.broadcast(source, target, recv.size, dtype, self._root, stream=stream)
+            comm.broadcast(source, target, count, dtype, self._root, stream=stream)
         elif name == "reduce":
-            comm.reduce(source, target, send.size, dtype, redop, self._root, stream=stream)
+            comm.reduce(source, target, count, dtype, redop, self._root, stream=stream)
         elif name == "gather":
-            comm.gather(source, target, send.size, dtype, self._root, stream=stream)
+            comm.gather(source, target, count, dtype, self._root, stream=stream)
         else:
-            comm.scatter(source, target, recv.size, dtype, self._root, stream=stream)
-        self._synchronize()
+            comm.scatter(source, target, count, dtype, self._root, stream=stream)
+        self._xp.cuda.get_current_stream().synchronize()
 
     def close(self) -> None:
         """Free the communicator."""
         self._comm.close()
-
-
-def check_native(backend: str) -> None:
-    """Refuse what has no native collective.
-
-    Raises:
-        InputError: an unknown backend.
-        RefusedError: the backend has no library of its own to compare with.
-    """
-    if backend in ("mpi", "nccl"):
-        return
-    if backend in ("numpy", "cupy"):
-        raise RefusedError(f"--backend {backend} has no native collective to compare with; try --backend mpi")
-    raise InputError(f"{backend!r} is not known", where="--backend", expected="one of mpi, cupy, nccl, numpy")

@@ -23,6 +23,9 @@ _DATATYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double",
 OPERATIONS = ("sum", "prod", "max", "min")
 _OTHER_OPERATIONS = ("avg", "mulsum")
 
+#: Backends that run one process a rank.
+BACKENDS = ("mpi", "cupy", "nccl")
+
 AVERAGES = {0: "rank 0", 1: "mean", 2: "min", 3: "max"}
 
 #: Letters of nccl-tests that mean nothing here, with the reason.
@@ -57,8 +60,10 @@ class Options:
         cpu_time, timestamps: how the time column is called, whether rows carry the clock.
         output_file: JSON file or None.
         timeout: seconds without progress after which the run ends with exit code 3.
-        algorithms: files of programs, or names of algorithms.
-        backend, compare, assume_hosts, topology: ours.
+        algorithms: files of programs.
+        backend, compare, assume_hosts, topology, gpu_model: ours.
+        verify: whether programs are proven right before they run.
+        force: whether the JSON file may be overwritten.
         notes: one line for each option that has no effect here.
     """
 
@@ -86,6 +91,8 @@ class Options:
     assume_hosts: int | None
     topology: str | None
     gpu_model: str | None
+    verify: bool
+    force: bool
     notes: tuple[str, ...]
 
     def sizes(self) -> list[int]:
@@ -144,10 +151,12 @@ def parser() -> argparse.ArgumentParser:
         )
     g = p.add_argument_group("ours")
     g.add_argument("--algo", action="append", default=[], metavar="FILE", help="program to run; may be repeated")
-    g.add_argument("--backend", default="mpi", help="mpi (default), cupy, nccl, or numpy (one process)")
+    g.add_argument("--backend", default="mpi", help="mpi (default), cupy or nccl")
     g.add_argument("--compare", metavar="native", help="also time the library's own collective, interleaved")
     g.add_argument("--assume-hosts", metavar="K", help="treat the ranks as if they were on K hosts")
     g.add_argument("--topology", metavar="T", help="machine, for the percent-of-bound column")
+    g.add_argument("--no-verify", action="store_true", help="run programs that are not proven right")
+    g.add_argument("--force", action="store_true", help="overwrite the file of -J")
     g.add_argument("--gpu-model", metavar="MODEL", help="GPU class of a matrix without speeds")
     return p
 
@@ -198,6 +207,16 @@ def parse(arguments: Sequence[str]) -> Options:
     for letter, value in (("-g", a.ngpus), ("-t", a.nthreads)):
         if _whole(value, letter, 1) > 1:
             notes.append(f"{letter} {value} has no effect: one rank a process; start more processes instead")
+    if a.backend not in BACKENDS:
+        raise InputError(
+            f"{a.backend!r} is not known here", where="--backend", expected="one of " + ", ".join(BACKENDS),
+            hint="collsynth run --backend numpy for all ranks in one process" if a.backend == "numpy" else None,
+        )  # fmt: skip
+    if a.backend == "cupy" and (a.compare or not a.algo):
+        raise InputError(
+            "the cupy backend has no collective of its own", where="--backend cupy",
+            expected="--algo FILE and no --compare", hint="--backend nccl",
+        )  # fmt: skip
     if a.compare not in (None, "native"):
         raise InputError(f"{a.compare!r} is not known", where="--compare", expected="native")
     datatype = _DATATYPE_ALIASES.get(a.datatype, a.datatype)
@@ -214,5 +233,5 @@ def parse(arguments: Sequence[str]) -> Options:
         roots=None if a.root == "all" else (_whole(a.root, "-r", 0),), average=_whole(a.average, "-a", 0, 3),
         cpu_time=a.report_cputime != "0", timestamps=a.report_timestamps != "0", output_file=a.output_file,
         timeout=timeout, algorithms=tuple(a.algo), backend=a.backend, compare=a.compare, assume_hosts=hosts,
-        topology=a.topology, gpu_model=a.gpu_model, notes=tuple(notes),
+        topology=a.topology, gpu_model=a.gpu_model, verify=not a.no_verify, force=a.force, notes=tuple(notes),
     )  # fmt: skip

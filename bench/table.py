@@ -33,7 +33,8 @@ class Row:
         size, count: bytes and elements as nccl-tests counts them.
         datatype, op, root: as printed (`none` and -1 where they mean nothing).
         algorithm: `program:NAME` or `native`.
-        percent_of_bound: of the out-of-place time, or None without a machine.
+        percent_of_bound: bound's time over the better of the two times, or None without a machine.
+        speedup: native time over this row's, out of place and in place; None where there is no pair.
         reason: why a program's row shows the native library, or "".
     """
 
@@ -46,6 +47,7 @@ class Row:
     out_of_place: Side | None
     in_place: Side | None
     percent_of_bound: float | None = None
+    speedup: tuple[float | None, float | None] = (None, None)
     reason: str = ""
     timestamp: str = ""
 
@@ -57,12 +59,13 @@ class Totals:
     wrong: int = 0
     busbw: list[float] = field(default_factory=list)
 
-    def add(self, row: Row) -> None:
-        """Count a row's two sides."""
+    def add(self, row: Row, *, baseline: bool = False) -> None:
+        """Count a row's two sides; a baseline's wrong elements count, its bandwidth does not."""
         for side in (row.out_of_place, row.in_place):
             if side is not None:
-                self.busbw.append(side.busbw)
                 self.wrong += side.wrong or 0
+                if not baseline:
+                    self.busbw.append(side.busbw)
 
     @property
     def average(self) -> float:
@@ -108,26 +111,33 @@ def device_line(rank: int, pid: int, host: str, device: int, bus: str, name: str
     return f"#  Rank {rank:2d} Group  0 Pid {pid:6d} on {host[:10]:>10s} device {device:2d} [{bus}] {name}"
 
 
-def columns(options: Options, *, bound: bool) -> str:
+def columns(options: Options) -> str:
     """The three comment lines over the rows."""
     time = "cputime" if options.cpu_time else "time"
     pad = f"# {'':>10s}  {'':>12s}  {'':>8s}  {'':>6s}  {'':>6s}"
     names = "".join(f"  {n:>7s}  {a:>6s}  {b:>6s}  {w:>6s}" for n, a, b, w in [(time, "algbw", "busbw", "#wrong")] * 2)
     units = "".join(f"  {n:>7s}  {a:>6s}  {b:>6s}  {'':>6s}" for n, a, b in [("(us)", "(GB/s)", "(GB/s)")] * 2)
-    right_names, right_units = ("  %bound" if bound else ""), (f"  {'(%)':>6s}" if bound else "")
-    stamp = f"  {'timestamp':>19s}" if options.timestamps else ""
-    blank = f"  {'':>19s}" if options.timestamps else ""
+    # Ours, to the right of everything that nccl-tests prints.
+    right: list[tuple[int, str, str]] = []
+    if options.topology is not None:
+        right.append((6, "%bound", "(%)"))
+    if options.compare is not None:
+        right += [(7, "speedup", "(out)"), (7, "speedup", "(in)")]
+    if options.timestamps:
+        right.append((19, "timestamp", ""))
+    right_names = "".join(f"  {name:>{width}s}" for width, name, _ in right)
+    right_units = "".join(f"  {unit:>{width}s}" for width, _, unit in right)
     return "\n".join(
         (
             f"{pad}           out-of-place                       in-place          ",
             f"# {'size':>10s}  {'count':>12s}  {'type':>8s}  {'redop':>6s}  {'root':>6s}"
-            f"{names}{right_names}{stamp}  algorithm",
-            f"# {'(B)':>10s}  {'(elements)':>12s}  {'':>8s}  {'':>6s}  {'':>6s}{units}{right_units}{blank}",
+            f"{names}{right_names}  algorithm",
+            f"# {'(B)':>10s}  {'(elements)':>12s}  {'':>8s}  {'':>6s}  {'':>6s}{units}{right_units}",
         )
     )
 
 
-def row_text(row: Row, *, bound: bool, timestamps: bool) -> str:
+def row_text(row: Row, options: Options) -> str:
     """One line of the table."""
     parts = [f"{row.size:12d}  {row.count:12d}  {row.datatype:>8s}  {row.op:>6s}  {row.root:6d}"]
     for side in (row.out_of_place, row.in_place):
@@ -138,9 +148,11 @@ def row_text(row: Row, *, bound: bool, timestamps: bool) -> str:
             parts.append(
                 f"  {number(side.seconds * 1e6, 7)}  {number(side.algbw, 6)}  {number(side.busbw, 6)}  {wrong:>6s}"
             )
-    if bound:
+    if options.topology is not None:
         parts.append("     N/A" if row.percent_of_bound is None else f"  {row.percent_of_bound:6.1f}")
-    if timestamps:
+    if options.compare is not None:
+        parts += ["        -" if ratio is None else f"  {ratio:7.2f}" for ratio in row.speedup]
+    if options.timestamps:
         parts.append(f"  {row.timestamp:>19s}")
     parts.append(f"  {row.algorithm}" + (f" ({row.reason})" if row.reason else ""))
     return "".join(parts)
@@ -206,6 +218,7 @@ def document(
                 "out_of_place": side(row.out_of_place),
                 "in_place": side(row.in_place),
                 "percent_of_bound": row.percent_of_bound,
+                "speedup": {"out_of_place": row.speedup[0], "in_place": row.speedup[1]},
                 "algorithm": row.algorithm,
                 "reason": row.reason,
                 "backend": options.backend,

@@ -51,12 +51,9 @@ def sent_bytes(program: Program, unit: int) -> list[dict[str, int]]:
         ("ring:2", 4, "int32", "max"),
         ("allgather", 4, "int32", "sum"),
         ("scratch", 2, "float32", "prod"),
-        ("ring", 1, "float32", "sum"),
     ],
 )
 def test_data_and_bytes(fake_nccl: Path, name: str, nranks: int, dtype: str, op: str) -> None:
-    if nranks == 1:
-        name = "allgather"
     done = launch(fake_nccl, nranks, name, "--dtype", dtype, "--op", op, "--counts", "1,5,4096", "--no-collectives")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
@@ -74,9 +71,8 @@ def test_data_and_bytes(fake_nccl: Path, name: str, nranks: int, dtype: str, op:
         assert run["bytes"] == sent_bytes(program, unit)
 
 
-@pytest.mark.parametrize("version", ["2708", "22304"])
-def test_any_library_from_2_7_on(fake_nccl: Path, version: str) -> None:
-    done = launch(fake_nccl, 2, "ring", "--counts", "7", FAKE_NCCL_VERSION=version)
+def test_the_oldest_library_will_do(fake_nccl: Path) -> None:
+    done = launch(fake_nccl, 2, "ring", "--counts", "7", FAKE_NCCL_VERSION="2708")
     assert done.returncode == 0, done.stderr
     assert all(run["wrong"] == 0 for run in json.loads(done.stdout.splitlines()[-1])["runs"])
 
