@@ -307,13 +307,14 @@ def exact_split(
 ) -> Split | None:
     """A split that reaches the fractional optimum `least` exactly, with few pieces.
 
-    Between one piece a rank (or `weights` times 1) and `limit` pieces in all.
+    At least as many pieces as ranks (in multiples of the weights), at most `limit`.
     """
-    first = program.n if weights is None else sum(weights)
+    unit = 1 if weights is None else sum(weights)
+    first = -(-program.n // unit) * unit
     tries = 0
-    for pieces in range(first, limit + 1, 1 if weights is None else first):
+    for pieces in range(first, limit + 1, unit):
         time = least * pieces
-        fixed = None if weights is None else [w * pieces // first for w in weights]
+        fixed = None if weights is None else [w * pieces // unit for w in weights]
         if program.fractional(pieces, time, fixed) is None:
             continue
         found = program.near(pieces, time, fixed)

@@ -19,7 +19,7 @@ from ..collective import canonical_name
 from ..errors import InputError
 from ..topology import Capability, Topology, replace_topology
 from . import rates
-from .allreduce_lp import SplitProgram, best_split, exact_split, rounded
+from .allreduce_lp import Split, SplitProgram, best_split, exact_split, rounded
 from .forest import Forest, Tree, TreeEdge
 from .packing import LogicalTree, pack_trees
 from .rates import Graph
@@ -184,23 +184,57 @@ def _allreduce(
     least = _least_allreduce(topology, program, shares)
     multiplicity = None if shares is None else [s * (pieces or 1) for s in shares]
     total = (pieces or graph.nranks) if multiplicity is None else sum(multiplicity)
-    note = ""
-    found = None
-    if exact:
-        found = exact_split(program, least, limit * graph.nranks, shares)
-        if found is None:
-            note = f"no forest at the exact rate was found with {limit} pieces a rank"
-    if found is None:
-        found = best_split(program, total, least, multiplicity)
     bound = least / graph.unit
-    if found is None:
+    choices = [(shares, multiplicity)]
+    central = _central(graph) if shares is None else None
+    if central and program.least_time(central) <= least * (1 + Fraction(1, 10**9)):
+        choices.append((central, rounded(central, total)))
+    packed: list[PackedForest] = []
+    for chosen, whole in choices:
+        found = exact_split(program, least, limit * graph.nranks, chosen) if exact else None
+        note = "" if found or not exact else f"no forest at the exact rate was found with {limit} pieces a rank"
+        found = found or best_split(program, total, least, whole)
+        if found is not None:
+            packed.append(_packed(_along(topology, graph, found), found.weights, bound, note))
+    if not packed:
         multiplicity = multiplicity or rounded([1.0] * graph.nranks, total)
-        forest = _both(topology, multiplicity, graph, graph.reversed())
-        return _packed(forest, multiplicity, bound, note)
-    down = routed_trees(remove_switches(graph, found.broadcast, found.weights), found.weights, topology.nlinks)
-    up = routed_trees(remove_switches(graph.reversed(), found.reduce, found.weights), found.weights, topology.nlinks)
-    forest = Forest(topology, broadcast=tuple(down), reduce=tuple(tree.reversed() for tree in up))
-    return _packed(forest, found.weights, bound, note)
+        return _packed(_both(topology, multiplicity, graph, graph.reversed()), multiplicity, bound, "")
+    return min(packed, key=lambda p: (p.rate, mean_height(p.forest)))
+
+
+def _along(topology: Topology, graph: Graph, split: Split) -> Forest:
+    """The two forests of a split of links."""
+    halves = [
+        routed_trees(remove_switches(one, capacity, split.weights), split.weights, topology.nlinks)
+        for one, capacity in ((graph, split.broadcast), (graph.reversed(), split.reduce))
+    ]
+    return Forest(topology, broadcast=tuple(halves[0]), reduce=tuple(tree.reversed() for tree in halves[1]))
+
+
+def _central(graph: Graph) -> list[int] | None:
+    """1 for the ranks from which the others are nearest, 0 for the rest; None when all are alike.
+
+    Trees from central roots are about half as high (mesh), and pieces need no root of their own rank.
+    """
+    following: list[list[int]] = [[] for _ in range(graph.nvertices)]
+    for u, v in zip(graph.src, graph.dst, strict=True):
+        following[u].append(v)
+    farthest = []
+    for rank in range(graph.nranks):
+        reached, frontier, hops = {rank}, [rank], 0
+        while len(reached & set(range(graph.nranks))) < graph.nranks:
+            frontier = sorted({v for u in frontier for v in following[u]} - reached)
+            reached.update(frontier)
+            hops += 1
+        farthest.append(hops)
+    nearest = min(farthest)
+    return None if max(farthest) == nearest else [int(hops == nearest) for hops in farthest]
+
+
+def mean_height(forest: Forest) -> Fraction:
+    """Mean height of the trees, each counted with its multiplicity."""
+    trees = (*forest.broadcast, *forest.reduce)
+    return Fraction(sum(t.height() * t.multiplicity for t in trees), max(1, sum(t.multiplicity for t in trees)))
 
 
 def _least_allreduce(topology: Topology, program: SplitProgram, shares: list[int] | None) -> Fraction:

@@ -169,6 +169,7 @@ def test_allreduce_reaches_its_own_optimum(name: str) -> None:
     packed = pack_forest(topology, "allreduce", exact=True)
     check(topology, packed)
     assert packed.optimal and not packed.note
+    assert sum(packed.pieces_per_root) >= topology.nranks
     assert 1 / packed.rate == algbw * GB
     in_turn = sum(pack_forest(topology, c, exact=True).rate for c in ("allgather", "reducescatter"))
     assert in_turn / packed.rate == gain
@@ -224,6 +225,12 @@ def test_trees_stay_shallow() -> None:
     for name, height in (("dgx-a100", 1), ("dgx-a100:nodes=4", 2), ("torus:4x4", 5)):
         packed = pack_forest(load_topology(name), "allgather", exact=True)
         assert max(tree.height() for tree in packed.forest.broadcast) <= height
+
+
+def test_central_roots_keep_allreduce_shallow() -> None:
+    packed = pack_forest(load_topology("mesh:4x4"), "allreduce", pieces=64)
+    assert packed.optimal
+    assert max(tree.height() for tree in (*packed.forest.broadcast, *packed.forest.reduce)) <= 7
 
 
 def test_same_answer_twice() -> None:
