@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _DEFAULT_TARGET = {"xml": "msccl-executor", "et": "astra-sim", "prog": "any", "sched": "any"}
 
 
+#: Chakra traces hold bytes, so they need a size even when none is asked for.
+_CHAKRA_SIZE = 64 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """Where and how to write: `path` is None for nothing, "-" for standard output."""
@@ -78,18 +82,21 @@ def _write(output: Output, result: SynthResult, program: Program | None, size: i
     """Write the result; returns the path, or None when nothing was asked for."""
     if output.path is None:
         return None
-    from ..formats import chakra, msccl_xml, sched
-
     assert result.schedule is not None
-    if output.format == "sched":
-        sched.write(result.schedule, output.path, force=output.force)
+    if output.format in ("sched", "prog"):
+        from ..formats import sched
+
+        sched.write(result.schedule if output.format == "sched" else program, output.path, force=output.force)
         return output.path
     assert program is not None
-    if output.format == "prog":
-        sched.write(program, output.path, force=output.force)
-    elif output.format == "et":
-        chakra.write(program, output.path.removesuffix(".et"), size=size or 1 << 26, force=output.force)
-    elif output.path == "-":
+    if output.format == "et":
+        from ..formats import chakra
+
+        chakra.write(program, output.path.removesuffix(".et"), size=size or _CHAKRA_SIZE, force=output.force)
+        return output.path
+    from ..formats import msccl_xml
+
+    if output.path == "-":
         click.echo(msccl_xml.render(program, output.target), nl=False)
     else:
         msccl_xml.write(program, output.path, target=output.target, force=output.force)
