@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .flatten import flattened
 from .forest import Forest, Tree
 from .list_schedule import Task
 from .machine import Machine
+
+#: exchanges weighed to make a forest shallower
+_FLATTEN_WORK = 60_000
 
 
 def mirrored(tasks: Sequence[Task], machine: Machine, twins: Sequence[int] | None = None) -> list[Task]:
@@ -71,11 +75,13 @@ def _one_way(trees: Sequence[Tree], owners: Sequence[int], machine: Machine, cop
         mine = [tree for tree in trees if tree.root == owner]
         turns = copies * max((tree.multiplicity for tree in mine), default=0)
         places[owner] = [tree for turn in range(turns) for tree in mine if turn < copies * tree.multiplicity]
-    tasks: list[Task] = []
     used = dict.fromkeys(places, 0)
-    for chunk, owner in enumerate(owners):
-        tree = places[owner][used[owner]]
+    units: list[Tree] = []
+    for owner in owners:
+        units.append(places[owner][used[owner]])
         used[owner] += 1
+    tasks: list[Task] = []
+    for chunk, tree in enumerate(flattened(units, machine.nranks, work=_FLATTEN_WORK)):
         tasks += _tree_tasks(tree, chunk, machine, len(tasks))
     return tasks
 
