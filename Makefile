@@ -30,7 +30,7 @@ lint: $(BIN)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	cd $(VENV) && bin/lint-imports --config ../pyproject.toml
+	cd $(VENV) && bin/lint-imports ../pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo-output

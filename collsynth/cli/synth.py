@@ -82,11 +82,12 @@ def _write(output: Output, result: SynthResult, program: Program | None, size: i
     """Write the result; returns the path, or None when nothing was asked for."""
     if output.path is None:
         return None
-    assert result.schedule is not None
+    value = result.schedule if output.format == "sched" else program
+    assert value is not None
     if output.format in ("sched", "prog"):
         from ..formats import sched
 
-        sched.write(result.schedule if output.format == "sched" else program, output.path, force=output.force)
+        sched.write(value, output.path, force=output.force)
         return output.path
     assert program is not None
     if output.format == "et":
