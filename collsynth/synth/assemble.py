@@ -1,9 +1,4 @@
-"""From rows with start times to a Schedule, and from a schedule to its mirror image.
-
-ReduceScatter is AllGather on the turned-around machine with time reversed: every row (chunk,
-u -> v) that copies becomes a row (chunk, v -> u) that reduces, its route read backwards, the last row
-first.
-"""
+"""From rows with start times to a Schedule."""
 
 from __future__ import annotations
 
@@ -29,13 +24,17 @@ class Row:
     links: tuple[int, ...]
 
 
-def schedule_of(topology: Topology, collective: Collective, rows: Sequence[Row], method: str) -> Schedule:
-    """The schedule whose start levels are the ranks of the rows' start times, in the rows' order.
+def schedule_of(
+    topology: Topology, collective: Collective, rows: Sequence[Row], method: str, *, in_order: bool = False
+) -> Schedule:
+    """The schedule whose levels count the distinct start times; rows that start at once share a level.
 
-    Rows that start at once share a level.
+    Args:
+        rows: with start times; a row starts later than those that it waits for.
+        in_order: the rows stand in the order in which shared servers are to serve them, and the levels
+            keep it; else they are sorted by start time first.
     """
-    ordered = sorted(range(len(rows)), key=lambda i: rows[i].start)
-    kept = [rows[i] for i in ordered]
+    kept = list(rows) if in_order else sorted(rows, key=lambda row: row.start)
     starts = np.array([row.start for row in kept], dtype=object)
     level = np.zeros(len(kept), dtype=np.int64)
     if len(kept):
@@ -52,17 +51,3 @@ def schedule_of(topology: Topology, collective: Collective, rows: Sequence[Row],
         route_links=np.array([link for row in kept for link in row.links], dtype=np.int64),
         method=method,
     )  # fmt: skip
-
-
-def mirrored(rows: Sequence[Row], ends: Sequence[int]) -> list[Row]:
-    """The rows in reversed time on the turned-around machine: copies become reductions.
-
-    Args:
-        rows: with start times.
-        ends: when each row is delivered; in reversed time it starts then.
-    """
-    last = max(ends, default=0)
-    return [
-        Row(row.chunk, row.dst, row.src, not row.reduce, last - end, tuple(reversed(row.links)))
-        for row, end in zip(rows, ends, strict=True)
-    ]

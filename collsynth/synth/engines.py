@@ -33,7 +33,7 @@ def variants(name: str) -> list[dict[str, Any]]:
 
 
 def _schedule(problem: Problem, collective: Collective, plan: Plan, timing: Timing, method: str) -> Schedule:
-    return schedule_of(problem.topology, collective, plan.rows(timing), method)
+    return schedule_of(problem.topology, collective, plan.rows(timing), method, in_order=True)
 
 
 def _attempts(work: int, tasks: int) -> int:

@@ -32,11 +32,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Start and end tick of every task, and the largest end."""
+    """Start and end tick of every task, the largest end, and the order in which tasks were served."""
 
     start: list[int]
     end: list[int]
     makespan: int
+    order: list[int]
 
 
 class Plan:
@@ -119,7 +120,7 @@ class Plan:
                 if ready + ticks > end:
                     end = ready + ticks
             ends[index] = end
-        return Timing(starts, ends, max(ends, default=0))
+        return Timing(starts, ends, max(ends, default=0), list(order))
 
     def parallel(self, priority: Sequence[float]) -> list[int]:
         """An order without needless idling: whenever a route is free, the waiting task of the smallest
@@ -204,11 +205,15 @@ class Plan:
         return best
 
     def rows(self, timing: Timing) -> list[Row]:
-        """The tasks as rows with start times."""
-        return [
-            Row(t.chunk, t.route.src, t.route.dst, t.reduce, start, t.route.links)
-            for t, start in zip(self.tasks, timing.start, strict=True)
-        ]
+        """The tasks as rows with start times, in the order of service (by start time where that costs nothing)."""
+        by_start = self.serial(sorted(timing.order, key=timing.start.__getitem__))
+        kept = by_start if by_start.makespan <= timing.makespan else timing
+        rows = []
+        for index in kept.order:
+            task = self.tasks[index]
+            route = task.route
+            rows.append(Row(task.chunk, route.src, route.dst, task.reduce, kept.start[index], route.links))
+        return rows
 
 
 def improve(plan: Plan, *, wave: Sequence[float], floor: int, seed: int, deadline: float, attempts: int) -> Timing:

@@ -17,7 +17,7 @@ from ..errors import DisconnectedError
 from ..simulator.clock import Clock
 from ..topology import Topology
 
-#: one stage of a route: the link's ticks a unit, and (server, ticks) of everything it occupies
+#: one stage of a route: ticks until a unit is through, and (server, ticks) of everything it occupies
 Stage = tuple[int, tuple[tuple[int, int], ...]]
 
 #: at most this many routes are kept for one ordered pair of ranks
@@ -81,7 +81,8 @@ class Machine:
         """The route along these links."""
         found = self._by_links.get(links)
         if found is None:
-            stages = tuple((self.ticks[link], tuple((g, self.ticks[g]) for g in self._groups[link])) for link in links)
+            shared = [tuple((g, self.ticks[g]) for g in self._groups[link]) for link in links]
+            stages = tuple((max(ticks for _, ticks in groups), groups) for groups in shared)
             servers = tuple(pair for _, groups in stages for pair in groups)
             found = Route(
                 int(self.topology.link_src[links[0]]), self._dst[links[-1]], links, stages,
