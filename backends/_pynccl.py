@@ -233,7 +233,7 @@ class Nccl:
         if library is None:
             raise InputError(
                 "no NCCL library could be loaded: " + "; ".join(tried),
-                hint=f"pip install nvidia-nccl-cu12, or set {LIBRARY_VARIABLE} to the libnccl.so file",
+                hint=f"pip install nvidia-nccl-cu12 (or -cu13), or set {LIBRARY_VARIABLE} to the libnccl.so file",
             )
         self._functions: dict[str, Any] = {}
         for entry in _FUNCTIONS:

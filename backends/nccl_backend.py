@@ -40,7 +40,7 @@ def unavailable() -> str | None:
     if find_spec("cupy") is None:
         return "CuPy is not installed; try pip install 'collsynth[cuda12]' or 'collsynth[cuda13]'"
     if not any(_loads(name) for name in library_candidates()):
-        return "no NCCL library was found; try pip install nvidia-nccl-cu12, or set COLLSYNTH_NCCL_LIBRARY"
+        return "no NCCL library was found; try pip install nvidia-nccl-cu12 (or -cu13), or set COLLSYNTH_NCCL_LIBRARY"
     return mpi_unavailable()
 
 

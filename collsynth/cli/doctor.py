@@ -219,7 +219,7 @@ def _cupy() -> Finding:
 
 def _nccl() -> Finding:
     use = "--backend nccl"
-    hint = "pip install nvidia-nccl-cu12, or set COLLSYNTH_NCCL_LIBRARY to a libnccl.so"
+    hint = "pip install nvidia-nccl-cu12 (or -cu13), or set COLLSYNTH_NCCL_LIBRARY to a libnccl.so"
     answer, error = _probe(_NCCL_PROBE)
     if answer is None:
         absent = "no NCCL library" in error
