@@ -514,6 +514,8 @@ def _lexical(data: bytes) -> list[SyntaxNote]:
         note("X-ENCODING", 0, "a byte-order mark before the first '<'")
     for match in re.finditer(rb"<!\[CDATA\[", data):
         note("X-TEXT", match.start(), "a CDATA section")
+    for match in re.finditer(rb'="([^"]{255,})"', data):
+        note("X-LENGTH", match.start(), "a value of 255 or more bytes overflows the runtimes' field")
     if not _GOOD_TAG.sub(b"", data).translate(None, b" \r\n"):
         return notes  # only good tags and blanks: the usual case, one pass
     for match in re.finditer(rb"\t[ \r\n\t]*<", data):
@@ -533,8 +535,6 @@ def _lexical(data: bytes) -> list[SyntaxNote]:
             note("X-TAG-BREAK", match.start(), "a tab or line break inside a tag")
         else:
             note("X-TAG-SPACE", match.start(), "attributes must be separated by one space, without blanks around '='")
-    for match in re.finditer(rb'="([^"]{255,})"', data):
-        note("X-LENGTH", match.start(), "a value of 255 or more bytes overflows the runtimes' field")
     return notes
 
 

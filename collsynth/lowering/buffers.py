@@ -206,10 +206,13 @@ class _Placer:
             return [Step(rank, Op.RECV, count, None, target, order, level, recv=message)]
         if self.fused_receive:
             return [Step(rank, Op.RECV_REDUCE_COPY, count, old, target, order, level, recv=message)]
+        if self.aliases.address(rank, old) != self.aliases.address(rank, target):
+            add = Step(rank, Op.REDUCE, count, old, target, order + 1, level, home=message)
+            return [Step(rank, Op.RECV, count, None, target, order, level, recv=message), add]
+        # the sum goes where the old value is (in place at least): the message needs a place of its own
         term = self.fresh(rank, count)
         steps = [Step(rank, Op.RECV, count, None, term, order, level, recv=message)]
-        same = self.aliases.address(rank, old) == self.aliases.address(rank, target)
-        if old != target and not (same and not self.plan.out_of_place):
+        if old != target and self.plan.out_of_place:
             steps.append(Step(rank, Op.COPY, count, old, target, order + 1, level, home=message))
         steps.append(Step(rank, Op.REDUCE, count, term, target, order + 2, level, home=message))
         return steps
