@@ -122,7 +122,8 @@ def _choose(variant: Callable[[bool], Program], schedule: Schedule, size: int | 
     except RefusedError:
         return variant(False)
     if not (np.isin(fused.op, _FORWARDING)).any():
-        return fused
+        # threadblocks that share for fusion and then fuse nothing only wait for each other
+        return variant(False)
     try:
         plain = variant(False)
     except RefusedError:
