@@ -127,9 +127,15 @@ def forest_schedules(problem: Problem) -> Iterator[Schedule]:
     if problem.spec.exact:
         yield from _exact(problem)
         return
+    twins = problem.machine.twins()
     for wanted in problem.promising():
         if problem.out_of_time:
             return
+        if problem.name == "reducescatter" and twins is not None:
+            # The machine equals itself turned around: AllGather's trees, seen backwards, may be better timed.
+            owners, floor = wanted.owner.tolist(), problem.floor(wanted.payload_units)
+            found = _reversed(problem.machine, _packed_copies(problem, owners, floor), twins, floor)
+            yield _schedule(problem, wanted, found.plan, found.timing, "forest")
         whole = problem.name in ("allreduce", "broadcast", "reduce")
         shares = sum(problem.weights) if problem.weights else problem.nranks
         pieces = wanted.payload_units if whole else wanted.payload_units // shares
