@@ -319,6 +319,22 @@ def make(name: str, nranks: int, chunks: int = 1, *, root: int | None = None) ->
     return rootless[key](nranks, chunks)
 
 
+#: Collectives whose payload is one shard a rank (nccl-tests' count is one shard's).
+SHARDED = frozenset({"allgather", "reducescatter", "alltoall", "gather", "scatter"})
+
+
+def call_payload(name: str, nranks: int, size: int, element_size: int = 4) -> int:
+    """Payload bytes of the call that nccl-tests makes when asked for `size`.
+
+    A shard (or the buffer of an unsharded collective) is a whole number of elements; nccl-tests rounds a
+    shard down to 16 bytes, below that here to one element.
+    """
+    shards = nranks if canonical_name(name) in SHARDED else 1
+    shard = size // shards
+    grain = max(16, element_size) if shards > 1 and shard >= 16 else element_size
+    return shard // grain * grain * shards
+
+
 def busbw_factor(name: str, nranks: int) -> float:
     """busbw / algbw as nccl-tests defines it."""
     key = canonical_name(name)

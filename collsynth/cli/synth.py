@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..collective import busbw_factor, canonical_name, make
+from ..collective import busbw_factor, call_payload, canonical_name, make
 from ..errors import InfeasibleError, InputError, RefusedError, TimeLimitError
 from ..program import TARGETS, Program, Protocol, Target
 from ..units import format_size, fraction_text, microseconds
@@ -111,7 +111,8 @@ def _refuse_unselectable(program: Program, output: Output, size: int | None, mod
     from ..formats import msccl_xml
 
     for in_place in modes:
-        reason = msccl_xml.selection(program, output.target, size, 4, in_place)
+        payload = call_payload(program.collective, program.nranks, size)
+        reason = msccl_xml.selection(program, output.target, payload, 4, in_place)
         if reason:
             raise RefusedError(
                 f"{output.target.name} would not select this program at {format_size(size)} "

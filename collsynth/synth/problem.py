@@ -143,10 +143,8 @@ class Problem:
             return False
         if not spec.target.divisible or spec.size is None:
             return True
-        # nccl-tests counts whole elements of one rank's shard, or of the buffer.
-        shards = self.nranks if self.name in ("allgather", "reducescatter", "alltoall") else 1
-        elements = spec.size // (shards * spec.element_size) * shards
-        return elements % total == 0
+        payload = collectives.call_payload(self.name, self.nranks, spec.size, spec.element_size)
+        return payload // spec.element_size % total == 0
 
 
 def make_problem(

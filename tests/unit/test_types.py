@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collsynth.collective import COLLECTIVES, allgather, allreduce, canonical_name, make
+from collsynth.collective import COLLECTIVES, allgather, allreduce, call_payload, canonical_name, make
 from collsynth.errors import InputError, UnknownSpeedError
 from collsynth.program import Buffer, Instruction, Op, Operand, Program, Threadblock
 from collsynth.schedule import Schedule, SymmetryElement, Transfer
@@ -179,3 +179,18 @@ def test_program_round_trips_through_its_views() -> None:
             output_units=[0],
             scratch_units=[0],
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "nranks", "size", "payload"),
+    [
+        ("allgather", 5, 64 << 20, 5 * ((64 << 20) // 5 // 16 * 16)),
+        ("alltoall", 16, 64 << 20, 64 << 20),
+        ("allreduce", 5, 1000, 1000),
+        ("allreduce", 5, 1003, 1000),
+        ("reducescatter", 8, 100, 96),
+        ("allgather", 8, 7, 0),
+    ],
+)
+def test_the_payload_of_a_call_is_nccl_tests_own(name: str, nranks: int, size: int, payload: int) -> None:
+    assert call_payload(name, nranks, size) == payload
