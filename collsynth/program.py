@@ -371,6 +371,7 @@ class Target:
         divisible: whether the payload's elements must be a multiple of nunits for the program to be
             selected.
         root_is_zero: whether rooted collectives always mean root 0.
+        one_mode: whether a file serves either in-place or out-of-place calls, never both.
     """
 
     name: str
@@ -386,6 +387,7 @@ class Target:
     max_xml_nodes: int | None = None
     divisible: bool = False
     root_is_zero: bool = False
+    one_mode: bool = False
 
 
 #: Limits read from the runtimes' sources (research on IR formats, section 1.9).
@@ -399,7 +401,7 @@ TARGETS: dict[str, Target] = {
     "msccl": Target(
         "msccl", max_steps=256, max_threadblocks=216, max_dependency_tb=127, max_channels=32, max_tbs_per_channel=32,
         max_count=71, max_index=32767, multiple_dependencies=False, max_xml_nodes=4095, divisible=True,
-        root_is_zero=True,
+        root_is_zero=True, one_mode=True,
     ),
     "rccl": Target(
         "rccl", max_steps=64, max_threadblocks=64, max_dependency_tb=127, max_channels=128, max_tbs_per_channel=32,

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -83,34 +79,3 @@ def load(topology: str, gpu_model: str | None = None, multicast: bool = False) -
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     click.echo(json.dumps(document, indent=2))
-
-
-def write_text_atomically(path: str | Path, text: str, *, force: bool) -> None:
-    """Write a file in one move.
-
-    Raises:
-        InputError: it exists and `force` is not given, or its folder does not exist.
-    """
-    target = Path(path)
-    if target.is_dir():
-        raise InputError("is a directory", where=str(target), expected="a file name")
-    if target.exists() and not force:
-        raise InputError("the file exists", where=str(target), hint="-f to overwrite it")
-    if not target.parent.is_dir():
-        raise InputError(f"folder {target.parent} does not exist", where=str(target))
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def is_terminal() -> bool:
-    """Whether progress may be drawn."""
-    return sys.stderr.isatty()

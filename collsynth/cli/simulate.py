@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..program import Program
 from ..schedule import Schedule
 from ..units import format_size, microseconds, parse_size
-from .common import force_option, json_option, load, print_json, topology_option, write_text_atomically
+from .common import force_option, json_option, load, print_json, topology_option
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -60,6 +60,7 @@ def simulate(
     """
     from ..bounds import bound
     from ..formats import read
+    from ..formats.files import write_text_atomically
     from ..simulator import simulate as run
 
     wanted = parse_sizes(sizes)

@@ -56,13 +56,9 @@ def _choose_output(path: str | None, format_: str | None, target: str | None, fo
     if name not in TARGETS:
         raise InputError(f"unknown target {name!r}", where="--target", expected="one of " + ", ".join(TARGETS))
     if path and path != "-":
-        place = Path(path)
-        if place.is_dir():
-            raise InputError("is a directory", where=path, expected="a file name")
-        if not place.parent.is_dir():
-            raise InputError(f"folder {place.parent} does not exist", where=path)
-        if place.exists() and not force:
-            raise InputError("the file exists", where=path, hint="-f to overwrite it")
+        from ..formats.files import check_writable
+
+        check_writable(path, force=force)
     return Output(path, chosen, TARGETS[name], force)
 
 
@@ -284,6 +280,14 @@ def run_synth(
     if result.schedule is None:
         limit_passed = time_limit is not None and time.perf_counter() - started >= time_limit
         raise (TimeLimitError if limit_passed else RefusedError)(result.message or "no schedule was found")
+    notes = []
+    if in_place is None and place.target.one_mode:
+        in_place = name == "allreduce"  # as training scripts call it
+        notes.append(
+            f"a file serves one mode of {place.target.name}: {'in' if in_place else 'out of'} place was chosen; "
+            "--in-place or --out-of-place chooses"
+        )
+        click.echo(f"assumed: {notes[0]}", err=True)
     modes = (True, False) if in_place is None else (in_place,)
     program = None
     if place.format != "sched":
@@ -296,6 +300,7 @@ def run_synth(
         _refuse_unselectable(program, place, size, modes)
     written = _write(place, result, program, size)
     document = _report(result, program, machine, size, written)
+    document["assumptions"] += notes
     if as_json:
         print_json(document)
     elif output != "-":
