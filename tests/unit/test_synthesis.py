@@ -137,11 +137,11 @@ def test_target_divisibility_limits_the_pieces() -> None:
     assert result.schedule is not None
     units = result.schedule.collective.payload_units
     assert units & (units - 1) == 0 and ((64 << 20) // 4) % units == 0
-    # One rank's shard of 2^20 elements over 5 ranks is odd: only one piece divides it.
-    odd = synthesize(machine, "allgather", size=5 * 4 * 7, target=target)
+    # A shard of three elements: only one piece divides it.
+    odd = synthesize(machine, "allgather", size=5 * 4 * 3, target=target)
     assert odd.chunks_per_rank == 1
     with pytest.raises(RefusedError, match="multiple"):
-        synthesize(machine, "allgather", size=5 * 4 * 7, target=target, chunks=2)
+        synthesize(machine, "allgather", size=5 * 4 * 3, target=target, chunks=2)
 
 
 def test_chunks_and_units_are_respected() -> None:
