@@ -309,10 +309,10 @@ def make(name: str, nranks: int, chunks: int = 1, *, root: int | None = None) ->
     rooted = {"broadcast": broadcast, "reduce": reduce, "gather": gather, "scatter": scatter}
     if key in rooted:
         if not 0 <= (root or 0) < nranks:
-            raise InputError(f"root {root} is out of range", expected=f"0..{nranks - 1}")
+            raise InputError(f"root {root} is out of range", where="--root", expected=f"0..{nranks - 1}")
         return rooted[key](nranks, chunks, root=root or 0)
     if root is not None:
-        raise InputError(f"{key} has no root", where="--root")
+        raise InputError(f"{key} has no root", where="--root", expected="none, or one of " + ", ".join(rooted))
     rootless = {
         "allgather": allgather, "reducescatter": reduce_scatter, "allreduce": allreduce, "alltoall": alltoall,
     }  # fmt: skip

@@ -43,6 +43,14 @@ class UnknownSpeedError(InputError):
 class DisconnectedError(InputError):
     """Some rank cannot reach, or be reached by, another one that the collective needs."""
 
+    def __init__(
+        self, what: str, *, where: str | None = None, expected: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(
+            what, where=where, expected=expected or "a path of links between them",
+            hint=hint or "`collsynth topo show`, and --relay where --ranks leaves GPUs out",
+        )  # fmt: skip
+
 
 class MissingDependencyError(CollsynthError):
     """An optional package is not installed; the message names the extra that holds it."""

@@ -232,8 +232,21 @@ class Program:
             raise InputError("nranks and nunits must be 1 or more", where=where)
         if ntbs and (self.tb_rank.min() < 0 or self.tb_rank.max() >= self.nranks or (np.diff(self.tb_rank) < 0).any()):
             raise InputError("threadblocks are not grouped by rank", where=where)
-        if nrows and not np.isin(self.op, [int(o) for o in Op]).all():
-            raise InputError("unknown operation code", where=where)
+        if self.root is not None and not 0 <= self.root < self.nranks:
+            raise InputError(f"root {self.root} is out of range", where=where, expected=f"0..{self.nranks - 1}")
+        if len(self.dep_step) != len(self.dep_tb):
+            raise InputError("dependencies lack a step or a threadblock", where=where)
+        for label, codes, allowed in (
+            ("operation", self.op, [int(o) for o in Op]),
+            ("space", self.src_space, [int(s) for s in Space]), ("space", self.dst_space, [int(s) for s in Space]),
+            ("buffer", self.src_buffer, [-1, *map(int, Buffer)]), ("buffer", self.dst_buffer, [-1, *map(int, Buffer)]),
+        ):  # fmt: skip
+            if nrows and not np.isin(codes, allowed).all():
+                raise InputError(f"unknown {label} code", where=where)
+        for label in ("input_units", "output_units", "scratch_units", "count"):
+            column = getattr(self, label)
+            if len(column) and (column.min() < 0 or column.max() >= 1 << 40):
+                raise InputError(f"{label} is out of range", where=where, expected="0 or more units")
         for column in (self.tb_rank, self.op, self.dep_tb, self.dep_step):
             column.setflags(write=False)
 

@@ -311,7 +311,7 @@ class Topology:
             raise UnknownSpeedError(
                 f"the bandwidth of {len(unknown)} links is not known: {listed}",
                 where=f"topology {self.name}",
-                hint="--gpu-model (for example --gpu-model H100-SXM)",
+                hint="--gpu-model (for example --gpu-model H100-SXM) for a matrix, a bandwidth for each link in a file",
             )
 
     def content_hash(self) -> str:
@@ -416,7 +416,8 @@ class Topology:
             if not 0 <= rank < self.nranks:
                 raise InputError(f"rank {rank} is out of range", where=where, expected=f"0..{self.nranks - 1}")
         if len(set(ranks)) != len(ranks):
-            raise InputError("a rank is named twice", where=where)
+            twice = next(rank for rank in ranks if list(ranks).count(rank) > 1)
+            raise InputError(f"rank {twice} is named twice", where=where, expected="different ranks")
         outsiders = [r for r in range(self.nranks) if r not in set(ranks)]
         kept = [*ranks, *(outsiders if relay else ()), *range(self.nranks, len(self.vertices))]
         new_id = {old: new for new, old in enumerate(kept)}

@@ -29,12 +29,14 @@ _NUMBER = r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
 
 
 def _split(text: str, what: str, example: str, where: str | None) -> tuple[Fraction, str]:
-    match = re.fullmatch(_NUMBER + r"\s*([A-Za-zµμ/]*)", text.strip())
+    match = re.fullmatch(_NUMBER + r"\s*([A-Za-zµμ/]*)", text.strip(), re.ASCII)
     if match is None or len(text) > 64:
         raise InputError(f"{text.strip()[:64]!r} is not a {what}", where=where, expected=f"for example {example}")
     exponent = re.search(r"[eE]([+-]?\d+)$", match.group(1))
     if exponent and abs(int(exponent.group(1))) > 30:
-        raise InputError(f"{text.strip()!r} is out of range for a {what}", where=where)
+        raise InputError(
+            f"{text.strip()!r} is out of range for a {what}", where=where, expected=f"for example {example}"
+        )
     return Fraction(match.group(1)), match.group(2)
 
 
@@ -56,7 +58,9 @@ def parse_size(text: str | int, *, where: str | None = None) -> int:
     if value < 0:
         raise InputError(f"size {text!r} is negative", where=where, expected="0 or more bytes")
     if value.denominator != 1:
-        raise InputError(f"size {text!r} is not a whole number of bytes", where=where)
+        raise InputError(
+            f"size {text!r} is not a whole number of bytes", where=where, expected="for example 1536 or 1.5K"
+        )
     if value >= 1 << 62:
         raise InputError(f"size {text!r} is out of range", where=where, expected="less than 2^62 bytes")
     return int(value)
@@ -89,7 +93,7 @@ def parse_bandwidth(text: str | int | float, *, where: str | None = None) -> int
     if value >= 1 << 60:
         raise InputError(f"bandwidth {text!r} is out of range", where=where, expected="less than 10^9 GB/s")
     if value < 1:
-        raise InputError(f"bandwidth {text!r} is below 1 byte/s", where=where)
+        raise InputError(f"bandwidth {text!r} is below 1 byte/s", where=where, expected="1 B/s or more")
     return int(value)
 
 
@@ -114,7 +118,7 @@ def parse_time(text: str | int | float, *, where: str | None = None) -> int:
     if value < 0:
         raise InputError(f"time {text!r} is negative", where=where, expected="0 or more")
     if value >= 1 << 60:
-        raise InputError(f"time {text!r} is out of range", where=where)
+        raise InputError(f"time {text!r} is out of range", where=where, expected="less than 10^6 s")
     return round(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from importlib import import_module
@@ -58,10 +59,23 @@ def cli(ctx: click.Context, debug: bool) -> None:
     ctx.obj["debug"] = debug
 
 
+#: What a shell reports of a process that SIGPIPE ended: whoever read our output has gone.
+_READER_GONE = 141
+
+
 def main(args: list[str] | None = None) -> None:
     """Entry point: run the command line; every expected error is one message and an exit code."""
     arguments = sys.argv[1:] if args is None else args
     debug = "--debug" in arguments
+    if sys.stderr is None:  # closed by the caller: a file opened later must not become standard error
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
+    if sys.stdout is None:
+        _complain("standard output is closed; expected a place to print to; try > /dev/null")
+        sys.exit(2)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a name that is no text (or no ASCII) must not end in a traceback
+            stream.reconfigure(errors="backslashreplace")
+    output = sys.stdout
     try:
         code = cli.main(args=arguments, prog_name="collsynth", standalone_mode=False)
     except click.exceptions.Exit as exit_:
@@ -70,22 +84,59 @@ def main(args: list[str] | None = None) -> None:
         error.show()
         code = 2
     except click.Abort:
-        click.echo("collsynth: interrupted", err=True)
+        _complain("interrupted")
         code = 130
     except CollsynthError as error:
         if debug:
             traceback.print_exc()
-        click.echo(f"collsynth: {error}", err=True)
+        _complain(str(error))
         code = error.exit_code
-    except BrokenPipeError:
-        sys.stderr.close()
-        code = 0
+    except SystemExit as exit_:
+        code = exit_.code
     except OSError as error:
         if debug:
             traceback.print_exc()
-        click.echo(f"collsynth: {error.filename or 'input/output'}: {error.strerror or error}", err=True)
+        _complain(f"{error.filename or 'input/output'}: {error.strerror or error}")
         code = 2
     except MemoryError:
-        click.echo("collsynth: out of memory; try a smaller machine or fewer pieces", err=True)
+        _complain("out of memory; try a smaller machine or fewer pieces")
         code = 2
-    sys.exit(code if isinstance(code, int) else 0)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(place.filename)}:{place.lineno}"
+        _complain(
+            f"internal error, a fault of collsynth, not of your input: {type(error).__name__}: {error} ({where}); "
+            "try collsynth --debug ..., and report what it shows"
+        )
+        code = 2
+    if sys.stdout is not output and type(sys.stdout).__module__.startswith("click"):
+        # Click hides a broken pipe behind a wrapper and exit code 1, which would say "the answer is no".
+        sys.stdout = output
+        code = _READER_GONE
+    sys.exit(_flush(code if isinstance(code, int) else 0))
+
+
+def _complain(message: str) -> None:
+    """The message on standard error, if anybody listens."""
+    try:
+        click.echo(f"collsynth: {message}", err=True)
+    except OSError:
+        return
+
+
+def _flush(code: int) -> int:
+    """Write out what is buffered; the exit code, which is another one where that cannot be done."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _READER_GONE
+    except OSError as error:
+        _complain(f"standard output: {error.strerror or error}")
+        code = 2
+    else:
+        return code
+    # What is left in the buffer goes nowhere: the interpreter would complain about it once more at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code

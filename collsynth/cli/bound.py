@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @json_option
 def bound(
     collective: str,
-    topology: str,
+    topology: str | None,
     gpu_model: str | None,
     multicast: bool,
     size: int | None,

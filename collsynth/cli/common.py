@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -35,12 +36,16 @@ class RankListType(click.ParamType[tuple[int, ...]]):
         where = param.opts[0] if param else None
         ranks: list[int] = []
         for part in str(value).split(","):
-            first, dash, last = part.strip().partition("-")
-            if not first.isdigit() or (dash and not last.isdigit()) or len(part) > 24:
-                raise InputError(f"{part.strip()!r} is not a rank or range", where=where, expected="for example 0,1,5")
-            begin, end = int(first), int(last) if dash else int(first)
+            match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+            if match is None:
+                raise InputError(
+                    f"{part.strip()[:40]!r} is not a rank or range", where=where, expected="for example 0,1,5 or 0-3,7"
+                )
+            begin, end = int(match[1]), int(match[2] or match[1])
             if end < begin or end - begin > 1_000_000:
-                raise InputError(f"range {part.strip()!r} is empty or too long", where=where)
+                raise InputError(
+                    f"range {part.strip()!r} is empty or too long", where=where, expected="for example 0-3"
+                )
             ranks.extend(range(begin, end + 1))
         return tuple(ranks)
 
@@ -64,8 +69,19 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 force_option = click.option("-f", "--force", is_flag=True, help="Overwrite existing output.")
 
 
-def load(topology: str, gpu_model: str | None = None, multicast: bool = False) -> Topology:
-    """The machine named by `-t`; what was assumed while reading goes to stderr."""
+def load(topology: str | None, gpu_model: str | None = None, multicast: bool = False) -> Topology:
+    """The machine named by `-t`; what was assumed while reading goes to stderr.
+
+    Raises:
+        InputError: no machine is named, or it cannot be read.
+    """
+    if topology is None:
+        raise InputError(
+            "no machine is given",
+            where="-t",
+            expected="-t TOPOLOGY",
+            hint="`collsynth topo list` for the built-in names",
+        )
     from ..formats import load_topology
 
     machine = load_topology(topology, gpu_model=gpu_model, multicast=multicast)

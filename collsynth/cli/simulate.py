@@ -60,11 +60,15 @@ def simulate(
     """
     from ..bounds import bound
     from ..formats import read
-    from ..formats.files import write_text_atomically
+    from ..formats.files import check_writable, write_text_atomically
     from ..simulator import simulate as run
 
     wanted = parse_sizes(sizes)
-    machine = load(topology, gpu_model, multicast) if topology else None
+    if trace == "-" and as_json:
+        raise InputError("--json and --trace - both want standard output", hint="--trace FILE")
+    if trace is not None and trace != "-":
+        check_writable(trace, force=force)
+    machine = None if topology is None else load(topology, gpu_model, multicast)
     documents = []
     last = None
     for file in files:
@@ -99,8 +103,12 @@ def simulate(
             {"file": file, "topology": place.name, "collective": name, "sizes": rows,
              "critical_path": [hop.text for hop in last.critical_path], "assumptions": list(last.assumptions)}
         )  # fmt: skip
-    if trace and last is not None:
-        write_text_atomically(trace, json.dumps(trace_document(last, files[-1])), force=force)
+    if trace is not None and last is not None:
+        events = json.dumps(trace_document(last, files[-1]))
+        if trace == "-":
+            click.echo(events)
+            return
+        write_text_atomically(trace, events, force=force)
     if as_json:
         print_json(documents)
         return

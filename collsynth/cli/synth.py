@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,10 @@ def _choose_output(path: str | None, format_: str | None, target: str | None, fo
     """Settle format and target, and refuse early what cannot be written."""
     if path == "-" and as_json:
         raise InputError("--json and -o - both want standard output", expected="one of them", hint="-o FILE")
-    suffix = Path(path).suffix.lstrip(".").lower() if path and path != "-" else ""
-    chosen = (format_ or suffix or "xml").lower()
+    if path == "":
+        raise InputError("the name is empty", where="-o", expected="a file name, or - for standard output")
+    suffix = Path(path).suffix.lstrip(".").lower() if path and path != "-" else "xml"
+    chosen = (format_ or suffix).lower()
     if chosen not in _DEFAULT_TARGET:
         raise InputError(
             f"cannot tell the format of {path!r}",
@@ -261,8 +264,8 @@ def run_synth(
         raise InputError(f"{chunks} chunks", where="--chunks", expected="1 to 4096")
     if chunks is not None and exact:
         raise InputError("--chunks and --exact exclude each other", hint="one of them")
-    if time_limit is not None and time_limit <= 0:
-        raise InputError(f"a time limit of {time_limit:g} s", where="--time-limit", expected="more than 0")
+    if time_limit is not None and not 0 < time_limit < math.inf:
+        raise InputError(f"a time limit of {time_limit:g} s", where="--time-limit", expected="more than 0 seconds")
     if relay and ranks is None:
         raise InputError("--relay needs --ranks", expected="the ranks that take part")
     machine = load(topology, gpu_model, multicast)

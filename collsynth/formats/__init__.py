@@ -106,7 +106,11 @@ def decode(data: bytes, source: str) -> str:
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise InputError(f"byte {error.start} is not {encoding}", where=source, expected="UTF-8 text") from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"byte {error.start} is not {encoding.removesuffix('-sig').upper()}", where=f"{source}:{line}",
+            expected="UTF-8 text", hint="to save the file as UTF-8",
+        ) from None  # fmt: skip
 
 
 def parse_topology(text: str, source: str, *, gpu_model: str | None = None, multicast: bool = False) -> Topology:

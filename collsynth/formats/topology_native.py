@@ -167,6 +167,7 @@ class _Reader:
     def __init__(self, source: str) -> None:
         self.source = source
         self.problems: list[InputError] = []
+        self.names_are_known = True  # false: the vertices could not be read, so names of links are not looked up
         self.ids: dict[str, int] = {}
 
     def note(self, what: str, line: int, *, expected: str | None = None, hint: str | None = None) -> None:
@@ -250,7 +251,9 @@ class _Reader:
         if "name" not in fields:
             self.note(f"{what} has no name", value.line, expected="name: ...")
         name = self.text(fields.get("name"), "name")
-        if name in self.ids:
+        if "name" in fields and name == "":
+            self.note(f"the name of {what} is empty", value.line, expected="name: ...")
+        elif name in self.ids:
             self.note(f"two vertices are called {name[:60]!r}", value.line, expected="unique names")
         self.ids[name] = len(self.ids)
         default = VertexKind.GPU if rank is not None else VertexKind.SWITCH
@@ -291,8 +294,16 @@ class _Reader:
             return []
         value = fields[key]
         found = []
-        for entry in value.data if isinstance(value.data, list) else [value]:
+        entries = value.data if isinstance(value.data, list) else [value]
+        if not entries:
+            self.note(f"{key} is an empty list", value.line, expected=f"{key}: a name, or a list of names")
+        for entry in entries:
+            if isinstance(entry.data, list | dict) or entry.data is None:
+                self.note(f"{key} is not a name", entry.line, expected="a name of ranks or devices")
+                continue
             name = self.text(entry, key)
+            if not self.names_are_known and name not in self.ids:
+                continue
             if name not in self.ids:
                 self.note(f"no vertex is called {name[:60]!r}", entry.line, expected="a name of ranks or devices")
             else:
@@ -371,12 +382,14 @@ def parse(text: str, source: str = "<text>") -> Topology:
     fields = reader.keys(document, _TOP_KEYS, "the document")
     version = fields.get(VERSION_KEY)
     if version is None or version.data != VERSION:
+        shown = None if version is None else "no number" if isinstance(version.data, list | dict) else version.data
         reader.note(
-            f"the version is {None if version is None else version.data!r}", version.line if version else document.line,
+            f"the version is {shown!r}", version.line if version else document.line,
             expected=f"{VERSION_KEY}: {VERSION}",
         )  # fmt: skip
         reader.finish()
     vertices = reader.vertices(fields, document.line)
+    reader.names_are_known = not reader.problems
     check_extent(len(vertices), 0, source)
     links: list[Link] = []
     for entry in reader.entries(fields.get("links"), "links"):

@@ -64,6 +64,13 @@ class _Machine:
         unsupported = sorted({Op(int(o)).name for o in set(program.op.tolist())} - {op.name for op in TWO_SIDED})
         if unsupported:
             raise InputError(f"the simulator does not know {', '.join(unsupported)}", where=f"program {program.name}")
+        peers = [*program.tb_send.tolist(), *program.tb_recv.tolist()]
+        if peers and not -1 <= min(peers) <= max(peers) < program.nranks:
+            stranger = next(p for p in peers if not -1 <= p < program.nranks)
+            raise InputError(
+                f"a threadblock's peer is rank {stranger} of {program.nranks}", where=f"program {program.name}",
+                expected=f"peers 0..{program.nranks - 1}", hint="collsynth verify, which names the place",
+            )  # fmt: skip
         self.program, self.topology = program, topology
         self.clock = Clock.of(topology, program.nunits, size)
         ps = self.clock.ticks_per_picosecond if latency else 0

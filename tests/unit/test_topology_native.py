@@ -198,7 +198,7 @@ def test_another_version_is_refused() -> None:
     [
         (b"", "it is empty"),
         (b"\x00\x01\x02" * 100, "is binary"),
-        (b"\xff\xfa\xc3\x28", "not utf-8"),
+        (b"\xff\xfa\xc3\x28", "not UTF-8"),
         (b"<system version='1'/>", "XML that begins with"),
         (b"hello\nworld", "it begins with 'hello'"),
     ],
