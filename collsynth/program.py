@@ -43,6 +43,19 @@ class Space(IntEnum):
     MULTICAST = 2
 
 
+class ChannelKind(IntEnum):
+    """How a one-sided instruction reaches its peer.
+
+    MEMORY: the threads load and store the peer's mapped memory.  PORT: a proxy or NIC moves the data later
+    (asynchronously, in the order of issue on one channel).  SWITCH: a multicast group of the NVLink switch.
+    """
+
+    NONE = 0
+    MEMORY = 1
+    PORT = 2
+    SWITCH = 3
+
+
 class Op(IntEnum):
     """Operation codes.
 
@@ -50,9 +63,51 @@ class Op(IntEnum):
     peer): SEND src; RECV dst = m; RECV_COPY_SEND dst = m, forward m; RECV_REDUCE_COPY dst = m + src;
     RECV_REDUCE_SEND forward m + src; RECV_REDUCE_COPY_SEND dst = m + src, forward the sum.
     Local: COPY dst = src; REDUCE dst = dst + src; NOP carries dependencies only.
-    One-sided and synchronisation (`peer` names the other rank, `sync` the channel, semaphore or
-    barrier): PUT, GET, PUT_PACKET, READ_PACKET, READ_REDUCE, MULTICAST_STORE, MULTICAST_REDUCE,
-    SIGNAL, WAIT, FLUSH, BARRIER, ACQUIRE, RELEASE.
+    One-sided (MSCCL++ style; + is the collective's reduction, every operand has `count` units):
+
+        PUT                 peer.dst = src            src LOCAL, dst REMOTE
+        GET                 dst = peer.src            src REMOTE, dst LOCAL
+        READ_REDUCE         dst = dst + peer.src      src REMOTE, dst LOCAL
+        PUT_PACKET          packets(dst) = src        src LOCAL data, dst scratch LOCAL, REMOTE or MULTICAST
+        FORWARD_PACKET      packets(dst) = packets(src)   src LOCAL scratch, dst scratch REMOTE or MULTICAST
+        READ_PACKET         dst = packets(src)        src LOCAL scratch, dst LOCAL data
+        READ_PACKET_REDUCE  dst = dst + packets(src)  src LOCAL scratch, dst LOCAL data
+        MULTICAST_STORE     every member: dst = src   src LOCAL, dst MULTICAST
+        MULTICAST_REDUCE    dst = sum over members of src   src MULTICAST, dst LOCAL or MULTICAST
+        SIGNAL, WAIT        the k-th WAIT of a channel ends after its k-th SIGNAL; count 0
+        RELAXED_SIGNAL, RELAXED_WAIT   the same (they count together), but they only order; count 0
+        FLUSH               ends when all earlier transfers on the PORT channel are done; count 0
+        BARRIER             ends when `count` threadblocks of the rank have come to barrier `sync`
+        ACQUIRE, RELEASE    take one from, add one to semaphore `sync` of the rank; count 0
+
+    `channel_kind`, `peer` and `sync` by where the other operand is: LOCAL: NONE, -1, -1.  REMOTE: `peer`
+    with MEMORY and sync -1, or (PUT and FORWARD_PACKET only) with PORT and sync the channel's number.
+    MULTICAST: SWITCH, peer -1, sync an index into `Program.groups`.  SIGNAL, WAIT and their relaxed forms:
+    MEMORY or PORT, peer, sync the channel's number; FLUSH alike with PORT.  BARRIER, ACQUIRE, RELEASE: NONE.
+
+    A channel is (pair of ranks, MEMORY or PORT, number): both ends use the same number, each direction
+    counts its own signals, and at one end one threadblock signals and one waits.  Transfers through MEMORY
+    need no channel number, because they are loads and stores of the issuing threads.  A MULTICAST operand
+    is the same buffer and index on every member.  What a runtime does in one operation with several channels
+    or operands (MSCCL++'s `signal` on three channels, `put` to two peers, `re` of three sources, `res`,
+    `respkt`) is one row each, in order: the local result first, then what is sent from it.
+    Put-with-signal is PUT, SIGNAL; put-with-signal-and-flush is PUT, SIGNAL, FLUSH.
+
+    What orders two one-sided instructions, and what makes data visible:
+
+    * Program order inside a threadblock orders and makes visible everything except what PORT moves;
+      so do dependencies between threadblocks of a rank (which MSCCL++ plans cannot carry).
+    * SIGNAL -> WAIT, RELEASE -> ACQUIRE and BARRIER order and make all earlier writes visible, those of
+      other threadblocks and ranks that came before the SIGNAL included.  An ACQUIRE is only known to follow
+      those RELEASEs without which it could not have ended.
+    * RELAXED_SIGNAL -> RELAXED_WAIT and packet written -> packet read only order: an earlier read is over,
+      but an earlier write (other than the packets themselves) need not be visible.
+    * PUT, FORWARD_PACKET and SIGNAL through PORT are done some time after they are issued, in the order of
+      issue on their channel.  The data is visible at the peer after the WAIT for a later SIGNAL of that
+      channel; the source may be overwritten after a FLUSH of that channel, or after anything that
+      follows that WAIT.
+    * A packet carries its flag: a unit of scratch that holds packets is written once in a program, read
+      by any number of packet reads, which wait for it, and never used for plain data.
     """
 
     NOP = 0
@@ -77,6 +132,10 @@ class Op(IntEnum):
     BARRIER = 26
     ACQUIRE = 27
     RELEASE = 28
+    READ_PACKET_REDUCE = 29
+    FORWARD_PACKET = 30
+    RELAXED_SIGNAL = 31
+    RELAXED_WAIT = 32
 
 
 #: Operations that take a message from the receive connection / put one on the send connection,
@@ -86,6 +145,7 @@ SENDING = frozenset({Op.SEND, Op.RECV_COPY_SEND, Op.RECV_REDUCE_SEND, Op.RECV_RE
 READING = frozenset({Op.SEND, Op.COPY, Op.REDUCE, Op.RECV_REDUCE_COPY, Op.RECV_REDUCE_SEND, Op.RECV_REDUCE_COPY_SEND})
 WRITING = frozenset({Op.RECV, Op.COPY, Op.REDUCE, Op.RECV_COPY_SEND, Op.RECV_REDUCE_COPY, Op.RECV_REDUCE_COPY_SEND})
 TWO_SIDED = frozenset(op for op in Op if op < Op.PUT)
+ONE_SIDED = frozenset(Op) - TWO_SIDED
 
 
 class Protocol(StrEnum):
@@ -121,6 +181,7 @@ class Instruction:
         count: units moved.
         depends: (threadblock id, step) pairs of the same rank that must be done before.
         peer, sync: for one-sided operations, None otherwise.
+        kind: the channel of a one-sided operation.
     """
 
     op: Op
@@ -130,6 +191,7 @@ class Instruction:
     depends: tuple[tuple[int, int], ...] = ()
     peer: int | None = None
     sync: int | None = None
+    kind: ChannelKind = ChannelKind.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +229,10 @@ class Program:
         peer, sync: int64[nrows], -1 for none.
         dep_ptr, dep_tb, dep_step: CSR of dependencies: threadblock id (within the rank) and step.
         notes: what a reader or pass wants to tell (ignored elements, assumptions).
+        channel_kind: int64[nrows] (`ChannelKind`), or None: NONE everywhere (programs without channels).
+        groups: multicast groups, each the sorted ranks of its members.
+        semaphore_init: for each rank, the value that each of its semaphores starts with; () when there are
+            none.
 
     Raises:
         InputError: columns differ in length, or an enumeration, rank or pointer is out of range.
@@ -206,6 +272,9 @@ class Program:
     dep_tb: IntArray
     dep_step: IntArray
     notes: tuple[str, ...] = ()
+    channel_kind: IntArray | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
+    semaphore_init: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         where = f"program {self.name}"
@@ -249,6 +318,24 @@ class Program:
                 raise InputError(f"{label} is out of range", where=where, expected="0 or more units")
         for column in (self.tb_rank, self.op, self.dep_tb, self.dep_step):
             column.setflags(write=False)
+        self._check_one_sided(where)
+
+    def _check_one_sided(self, where: str) -> None:
+        """Check the fields that only one-sided programs have."""
+        if self.channel_kind is not None:
+            if len(self.channel_kind) != self.nrows:
+                raise InputError(f"column channel_kind has {len(self.channel_kind)} rows", where=where,
+                                 expected=str(self.nrows))  # fmt: skip
+            if self.nrows and not np.isin(self.channel_kind, [int(k) for k in ChannelKind]).all():
+                raise InputError("unknown channel kind code", where=where)
+            self.channel_kind.setflags(write=False)
+        for group in self.groups:
+            if not group or list(group) != sorted(set(group)) or group[0] < 0 or group[-1] >= self.nranks:
+                raise InputError(f"multicast group {list(group)[:8]} is no set of ranks in order", where=where)
+        if self.semaphore_init and len(self.semaphore_init) != self.nranks:
+            raise InputError(f"semaphores of {len(self.semaphore_init)} ranks", where=where, expected=str(self.nranks))
+        if any(value < 0 for values in self.semaphore_init for value in values):
+            raise InputError("a semaphore starts below 0", where=where)
 
     @staticmethod
     def build(
@@ -269,6 +356,8 @@ class Program:
         min_bytes: int | None = None,
         max_bytes: int | None = None,
         notes: Sequence[str] = (),
+        groups: Sequence[Sequence[int]] = (),
+        semaphore_init: Sequence[Sequence[int]] = (),
     ) -> Program:
         """A program from typed threadblocks (columns are made here; order is kept, grouped by rank)."""
         blocks = sorted(threadblocks, key=lambda tb: tb.rank)
@@ -302,6 +391,9 @@ class Program:
             dep_tb=column([d[0] for r in rows for d in r.depends]),
             dep_step=column([d[1] for r in rows for d in r.depends]),
             notes=tuple(notes),
+            channel_kind=column([int(r.kind) for r in rows]) if any(r.kind for r in rows) else None,
+            groups=tuple(tuple(group) for group in groups),
+            semaphore_init=tuple(tuple(values) for values in semaphore_init) if any(semaphore_init) else (),
         )  # fmt: skip
 
     @property
@@ -313,6 +405,16 @@ class Program:
     def nrows(self) -> int:
         """Number of instructions over all ranks."""
         return len(self.op)
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether any instruction is one-sided or synchronises without a FIFO."""
+        return bool(self.nrows) and int(self.op.max()) >= Op.PUT
+
+    @property
+    def kinds(self) -> IntArray:
+        """`channel_kind`, as zeros when it is None."""
+        return np.zeros(self.nrows, np.int64) if self.channel_kind is None else self.channel_kind
 
     def instruction(self, row: int) -> Instruction:
         """The typed view of row `row`."""
@@ -331,6 +433,7 @@ class Program:
             depends=tuple((int(self.dep_tb[d]), int(self.dep_step[d])) for d in deps),
             peer=None if self.peer[row] < 0 else int(self.peer[row]),
             sync=None if self.sync[row] < 0 else int(self.sync[row]),
+            kind=ChannelKind.NONE if self.channel_kind is None else ChannelKind(int(self.channel_kind[row])),
         )
 
     def threadblock(self, index: int) -> Threadblock:
@@ -362,6 +465,10 @@ class Program:
             self.dep_tb, self.dep_step,
         ):  # fmt: skip
             digest.update(np.ascontiguousarray(column, dtype=np.int64).tobytes())
+        if self.channel_kind is not None and self.channel_kind.any():
+            digest.update(b"kind" + np.ascontiguousarray(self.channel_kind, dtype=np.int64).tobytes())
+        if self.groups or self.semaphore_init:
+            digest.update(repr((self.groups, self.semaphore_init)).encode())
         return digest.hexdigest()
 
 
@@ -385,6 +492,9 @@ class Target:
             selected.
         root_is_zero: whether rooted collectives always mean root 0.
         one_mode: whether a file serves either in-place or out-of-place calls, never both.
+        one_sided: whether programs must be one-sided (True), must not be (False), or may be (None).
+        max_semaphores, max_barriers: of one rank.
+        max_tb_channels: channels of one kind that one threadblock uses.
     """
 
     name: str
@@ -401,6 +511,10 @@ class Target:
     divisible: bool = False
     root_is_zero: bool = False
     one_mode: bool = False
+    one_sided: bool | None = None
+    max_semaphores: int | None = None
+    max_barriers: int | None = None
+    max_tb_channels: int | None = None
 
 
 #: Limits read from the runtimes' sources (research on IR formats, section 1.9).
@@ -420,6 +534,10 @@ TARGETS: dict[str, Target] = {
         "rccl", max_steps=64, max_threadblocks=64, max_dependency_tb=127, max_channels=128, max_tbs_per_channel=32,
         max_count=71, max_index=32767, fused_receive=False, multiple_dependencies=False, max_xml_nodes=4095,
         divisible=True, root_is_zero=True,
+    ),
+    "mscclpp": Target(
+        "mscclpp", max_steps=64, divisible=True, root_is_zero=True, one_mode=True, one_sided=True,
+        max_semaphores=16, max_barriers=16, max_tb_channels=16,
     ),
     "astra-sim": Target("astra-sim"),
 }  # fmt: skip

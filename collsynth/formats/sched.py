@@ -34,7 +34,10 @@ _MAX_HEADER = 1 << 28
 _PROGRAM_SCALARS = (
     "name", "collective", "nranks", "root", "nunits", "nchannels", "in_place", "out_of_place", "min_bytes", "max_bytes",
 )  # fmt: skip
-_PROGRAM_COLUMNS = tuple(f.name for f in fields(Program) if f.name not in (*_PROGRAM_SCALARS, "protocol", "notes"))
+_ONE_SIDED_FIELDS = ("channel_kind", "groups", "semaphore_init")
+_PROGRAM_COLUMNS = tuple(
+    f.name for f in fields(Program) if f.name not in (*_PROGRAM_SCALARS, "protocol", "notes", *_ONE_SIDED_FIELDS)
+)
 _LINK_COLUMNS = ("link_src", "link_dst", "link_bandwidth", "link_latency", "link_overhead", "link_count")
 _COLLECTIVE_COLUMNS = ("weight", "owner", "input_offset", "output_offset", "input_units", "output_units")
 _ROW_COLUMNS = ("chunk", "src", "dst", "reduce", "level", "route_ptr", "route_links")
@@ -64,9 +67,14 @@ def dumps(value: Schedule | Program) -> bytes:
     if isinstance(value, Program):
         header = {name: getattr(value, name) for name in _PROGRAM_SCALARS}
         header |= {"kind": "program", "protocol": value.protocol.value, "notes": list(value.notes)}
-        return _pack(header, {name: getattr(value, name) for name in _PROGRAM_COLUMNS})
+        if value.groups or value.semaphore_init:
+            header |= {"groups": value.groups, "semaphore_init": value.semaphore_init}
+        columns: _Columns = {name: getattr(value, name) for name in _PROGRAM_COLUMNS}
+        if value.channel_kind is not None:
+            columns["channel_kind"] = value.channel_kind
+        return _pack(header, columns)
     topology, collective = value.topology, value.collective
-    columns: _Columns = {f"topology.{name}": getattr(topology, name) for name in _LINK_COLUMNS}
+    columns = {f"topology.{name}": getattr(topology, name) for name in _LINK_COLUMNS}
     columns |= {f"topology.symmetry.{i}": g for i, g in enumerate(topology.symmetry)}
     columns |= {f"collective.{name}": getattr(collective, name) for name in _COLLECTIVE_COLUMNS}
     for label in ("sources", "destinations"):
@@ -189,7 +197,17 @@ def _program(header: dict[str, Any], columns: _Columns) -> Program:
     return Program(
         **scalars, **arrays,
         protocol=Protocol(header["protocol"]), notes=tuple(str(note) for note in header["notes"]),
+        channel_kind=columns.get("channel_kind"), groups=_rows(header.get("groups", [])),
+        semaphore_init=_rows(header.get("semaphore_init", [])),
     )  # fmt: skip
+
+
+def _rows(value: Any) -> tuple[tuple[int, ...], ...]:
+    """Lists of whole numbers as tuples."""
+    rows = tuple(tuple(row) for row in value)
+    if any(type(number) is not int for row in rows for number in row):
+        raise InputError("groups or semaphores are no lists of whole numbers")
+    return rows
 
 
 def _schedule(header: dict[str, Any], columns: _Columns) -> Schedule:
