@@ -6,6 +6,7 @@ of a communicator (the other backends).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from collsynth.errors import InputError
 from collsynth.program import Program
 
 from .data import count_wrong, expected_output, make_input, poison
@@ -47,6 +49,31 @@ def shards(program: Program) -> int:
     return max(1, program.nunits // Layout.of(program, 1).shard_units)
 
 
+def require_memory(program: Program, count: int, itemsize: int, *, together: bool) -> None:
+    """Do nothing if the buffers of a checked run fit this machine's memory.
+
+    Args:
+        program, count, itemsize: the call.
+        together: whether all ranks are in this process (else one is).
+
+    Raises:
+        InputError: they do not; the system would end the process half-way.
+    """
+    layout = Layout.of(program, count)
+    # Beside the two buffers of a rank: what was given, what is expected, and padded copies.
+    ranks = [
+        3 * (layout.input_elements(rank) + layout.output_elements(rank)) + layout.scratch_elements(rank)
+        for rank in range(program.nranks)
+    ]
+    need = (sum(ranks) if together else max(ranks)) * itemsize
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > have:
+        raise InputError(
+            f"{count} elements need about {need / 2**30:.3g} GiB of memory {'in all' if together else 'a rank'}",
+            where="-s", expected=f"at most {have / 2**30:.3g} GiB, which this machine has", hint="a smaller size",
+        )  # fmt: skip
+
+
 class _Data:
     """One rank's buffers for one call, and what must be in them afterwards."""
 
@@ -60,14 +87,16 @@ class _Data:
             program.collective, rank, program.nranks, layout.count, dtype, op, root=self._root, seed=seed
         )
         self.given: np.ndarray | None = None
-        if in_place and inputs and outputs and layout.overlaps(rank):
+        one = Layout.of(program, 1)  # a buffer that a call of no elements leaves empty is still given
+        has_input, has_output = one.input_elements(rank) > 0, one.output_elements(rank) > 0
+        if in_place and has_input and has_output and layout.overlaps(rank):
             buffer = poison(np.empty(max(inputs, outputs), dtype))
             layout.in_place_views(rank, buffer)[0][...] = given
             self.send, self.recv = layout.in_place_views(rank, arrays.from_host(buffer))
         else:
             self.given = given
-            self.send = arrays.from_host(given.copy()) if inputs else None
-            self.recv = arrays.from_host(poison(np.empty(outputs, dtype))) if outputs else None
+            self.send = arrays.from_host(given.copy()) if has_input else None
+            self.recv = arrays.from_host(poison(np.empty(outputs, dtype))) if has_output else None
         arrays.complete()
 
     def wrong(self) -> int:

@@ -154,7 +154,8 @@ class Layout:
         """
         self._check(rank, sendbuf, self.input_elements(rank), "send")
         self._check(rank, recvbuf, self.output_elements(rank), "receive")
-        dtype = next(b.dtype for b in (sendbuf, recvbuf) if b is not None)
+        # A call of no elements may come without any buffer.
+        dtype = next((b.dtype for b in (sendbuf, recvbuf) if b is not None), np.dtype(np.uint8))
         padded = {
             "input": int(self.program.input_units[rank]) * self.unit,
             "output": int(self.program.output_units[rank]) * self.unit,

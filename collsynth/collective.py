@@ -12,6 +12,7 @@ term, and the postcondition is the sum of all terms, each exactly once.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,11 @@ def canonical_name(text: str) -> str:
     key = "".join(c for c in text.lower() if c not in "_- ")
     key = _ALIASES.get(key, key)
     if key not in COLLECTIVES:
-        raise InputError(f"unknown collective {text!r}", expected="one of " + ", ".join(COLLECTIVES))
+        close = difflib.get_close_matches(key, COLLECTIVES, n=1)
+        raise InputError(
+            f"unknown collective {text[:40]!r}", expected="one of " + ", ".join(COLLECTIVES),
+            hint=close[0] if close else None,
+        )  # fmt: skip
     return key
 
 

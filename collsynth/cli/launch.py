@@ -27,6 +27,10 @@ _SETTINGS: tuple[tuple[str, str], ...] = (
 )
 
 
+#: More is a slip of the keyboard; the launcher's own counters end before.
+_MOST_PROCESSES = 1 << 20
+
+
 def find_mpiexec() -> str:
     """Path of the MPI launcher: the one beside the running Python (a wheel's), else the one on PATH.
 
@@ -65,7 +69,11 @@ def resolve_command(command: Sequence[str]) -> tuple[list[str], str | None]:
     if name == "collsynth":
         return [sys.executable, "-m", "collsynth", *command[1:]], None
     if shutil.which(name) is None:
-        raise InputError(f"command {name!r} is not found", where="collsynth launch")
+        raise InputError(
+            f"command {name!r} is not found",
+            where="collsynth launch",
+            expected="a command on PATH, or python, collsynth",
+        )
     return list(command), None
 
 
@@ -83,8 +91,8 @@ def launch(nprocs: int, command: tuple[str, ...]) -> None:
     collsynth launch -n 8 collsynth run ar.xml --backend mpi
     collsynth launch -n 8 python -m collsynth.bench allreduce --algo ar.xml
     """
-    if nprocs < 1:
-        raise InputError(f"{nprocs} processes", where="-n", expected="1 or more")
+    if not 1 <= nprocs <= _MOST_PROCESSES:
+        raise InputError(f"{nprocs} processes", where="-n", expected=f"1 to {_MOST_PROCESSES}")
     if not command:
         raise InputError("no command to start", where="collsynth launch", expected="collsynth launch -n N CMD...")
     mpiexec = find_mpiexec()

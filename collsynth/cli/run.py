@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +42,7 @@ _DEFAULT_SIZE = 1 << 20
 @click.option("--iters", type=click.IntRange(1), default=5, show_default=True, help="Timed iterations.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the data.")
 @click.option("-c", "--collective", metavar="COLL", help="What the program does, where it does not say.")
-@click.option("--assume-hosts", type=int, metavar="K", help="Split the ranks into K pretend hosts.")
+@click.option("--assume-hosts", type=click.IntRange(1), metavar="K", help="Split the ranks into K pretend hosts.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, metavar="S",
               help="Give up after so many seconds without progress.")  # fmt: skip
 @click.option("--no-verify", is_flag=True, help="Run a program that is not proven right.")
@@ -60,6 +62,8 @@ def run(
     Exit code 1: wrong data, an unproven program, or the run could not go on; 2: bad input, or another
     number of processes than the program has ranks.
     """
+    if math.isnan(timeout):  # which no range refuses
+        raise InputError("is no number", where="--timeout", expected="more than 0 seconds")
     module = registry.load("backends", backend)
     assert isinstance(module, ModuleType)
     reason = module.unavailable()
@@ -67,6 +71,12 @@ def run(
         raise InputError(reason, where=f"--backend {backend}")
     job = _Job(file, backend, module, sizes, counts, in_place, iters, seed, collective, no_verify, as_json)
     if backend in _IN_PROCESS:
+        processes = os.environ.get("OMPI_COMM_WORLD_SIZE", "1")
+        if processes != "1":
+            raise InputError(
+                f"this backend holds all ranks in one process, and {processes} were started",
+                where=f"--backend {backend}", hint="without launch, or --backend mpi",
+            )  # fmt: skip
         if assume_hosts is not None:
             raise InputError("all ranks are in one process", where="--assume-hosts", hint="--backend mpi")
         code = job.in_process(dtype, op)
@@ -206,10 +216,13 @@ class _Job:
 
     def elements(self, program: Program) -> list[int]:
         """The counts to run."""
-        from ..backends.checked_run import shards
+        from ..backends.checked_run import require_memory, shards
 
         sizes = self.sizes or (() if self.counts else (_DEFAULT_SIZE,))
-        return [*self.counts, *(size // self.dtype.itemsize // shards(program) for size in sizes)]
+        counts = [*self.counts, *(size // self.dtype.itemsize // shards(program) for size in sizes)]
+        for count in counts:
+            require_memory(program, count, self.dtype.itemsize, together=self.backend in _IN_PROCESS)
+        return counts
 
     def modes(self, program: Program) -> list[bool]:
         """The modes to run: out of place first, as nccl-tests has it."""

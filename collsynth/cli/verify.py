@@ -58,11 +58,11 @@ def verify(
 def _expand(name: str) -> list[str]:
     """The files that an argument means."""
     path = Path(name)
-    if name == "-" or not path.is_dir():
+    if name in ("-", "") or not path.is_dir():  # an empty name would mean this folder
         return [name]
     inside = sorted(str(p) for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
     if not inside:
-        raise InputError("the directory has no files", where=name)
+        raise InputError("the directory has no files", where=name, expected="MSCCL XML, .sched or .prog files")
     return inside
 
 

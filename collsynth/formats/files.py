@@ -20,6 +20,8 @@ def read_bytes(path: str | Path) -> bytes:
     Raises:
         InputError: it does not exist, is no file, is not readable, or is larger than `MAX_FILE_BYTES`.
     """
+    if not str(path):
+        raise InputError("the file name is empty", expected="a file, or - for standard input")
     if str(path) == "-":
         if sys.stdin is None:
             raise InputError("is closed", where="standard input", expected="a text on standard input, or a file name")
