@@ -17,6 +17,7 @@ Two cases need a detour through scratch with a copy at the end:
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -172,7 +173,7 @@ class _Placer:
         self.plan.steps[move.src].append(
             Step(move.src, Op.SEND, count, move.where, None, order, level, send=message, producer=producer)
         )
-        received = self.receive(move.dst, message, old[0], target)
+        received = receive_steps(self.plan, self.aliases, message, old[0], target, self.fused_receive, self.fresh)
         self.plan.steps[move.dst].extend(received)
         offset = 0
         for atom in move.atoms:
@@ -198,24 +199,6 @@ class _Placer:
         if old is not None and old[0] == Buffer.SCRATCH:
             return old
         return self.fresh(rank, count)
-
-    def receive(self, rank: int, message: Message, old: Place | None, target: Place) -> list[Step]:
-        """The receiver's steps; `old` is the value to add to, None to overwrite."""
-        order, count, level = 4 * message.position + 1, message.count, message.level
-        if old is None:
-            return [Step(rank, Op.RECV, count, None, target, order, level, recv=message)]
-        if self.fused_receive:
-            return [Step(rank, Op.RECV_REDUCE_COPY, count, old, target, order, level, recv=message)]
-        if self.aliases.address(rank, old) != self.aliases.address(rank, target):
-            add = Step(rank, Op.REDUCE, count, old, target, order + 1, level, home=message)
-            return [Step(rank, Op.RECV, count, None, target, order, level, recv=message), add]
-        # the sum goes where the old value is (in place at least): the message needs a place of its own
-        term = self.fresh(rank, count)
-        steps = [Step(rank, Op.RECV, count, None, term, order, level, recv=message)]
-        if old != target and self.plan.out_of_place:
-            steps.append(Step(rank, Op.COPY, count, old, target, order + 1, level, home=message))
-        steps.append(Step(rank, Op.REDUCE, count, term, target, order + 2, level, home=message))
-        return steps
 
     # --- the end ---
 
@@ -249,6 +232,38 @@ class _Placer:
                 source = writer
                 order += 1
                 self.plan.steps[rank].append(run)
+
+
+def receive_steps(
+    plan: Plan, aliases: Aliases, message: Message, old: Place | None, target: Place, fused_receive: bool,
+    fresh: Callable[[int, int], Place],
+) -> list[Step]:  # fmt: skip
+    """The receiver's steps of a message; they take places 1 to 3 of its four in the linear order.
+
+    Args:
+        plan: which modes the program must be right in.
+        aliases: where places are one memory.
+        message: what arrives.
+        old: the value to add to, None to overwrite.
+        target: where the result goes.
+        fused_receive: whether the target machine receives and adds in one step.
+        fresh: gives a new scratch slot of a rank, of so many units.
+    """
+    rank, order, count, level = message.dst, 4 * message.position + 1, message.count, message.level
+    if old is None:
+        return [Step(rank, Op.RECV, count, None, target, order, level, recv=message)]
+    if fused_receive:
+        return [Step(rank, Op.RECV_REDUCE_COPY, count, old, target, order, level, recv=message)]
+    if aliases.address(rank, old) != aliases.address(rank, target):
+        add = Step(rank, Op.REDUCE, count, old, target, order + 1, level, home=message)
+        return [Step(rank, Op.RECV, count, None, target, order, level, recv=message), add]
+    # the sum goes where the old value is (in place at least): the message needs a place of its own
+    term = fresh(rank, count)
+    steps = [Step(rank, Op.RECV, count, None, term, order, level, recv=message)]
+    if old != target and plan.out_of_place:
+        steps.append(Step(rank, Op.COPY, count, old, target, order + 1, level, home=message))
+    steps.append(Step(rank, Op.REDUCE, count, term, target, order + 2, level, home=message))
+    return steps
 
 
 def _run(places: list[Place | None], atoms: list[Atom]) -> bool:
@@ -297,17 +312,18 @@ def allocate_scratch(plan: Plan, *, reuse: bool = True) -> list[list[tuple[Place
     """Replace virtual scratch units by real ones; returns the places as they were, for `restore_scratch`.
 
     With `reuse` a slot is used again once all its readers ran, but only in a later level than theirs,
-    so that reuse seldom makes anybody wait; `dependencies` orders what is left.
+    so that reuse seldom makes anybody wait; `dependencies` orders what is left.  Pinned units stay.
     """
     plan.scratch_units = []
     before = [[(step.src, step.dst) for step in steps] for steps in plan.steps]
-    for steps in plan.steps:
+    for rank, steps in enumerate(plan.steps):
+        pinned = plan.pinned_scratch[rank] if plan.pinned_scratch else 0
         first: dict[int, tuple[int, int, int]] = {}  # virtual start -> order, level, units
         last: dict[int, int] = {}  # virtual start -> level of the last access
         starts: dict[int, int] = {}  # virtual unit -> start of its slot
         for step in steps:
             for place in (step.dst, step.src):
-                if place is None or place[0] != Buffer.SCRATCH:
+                if place is None or place[0] != Buffer.SCRATCH or place[1] < pinned:
                     continue
                 start = starts.get(place[1])
                 if start is None:
@@ -318,7 +334,7 @@ def allocate_scratch(plan: Plan, *, reuse: bool = True) -> list[list[tuple[Place
                 last[start] = max(last.get(start, -1), step.level)
         real: dict[int, int] = {}
         free: dict[int, list[tuple[int, int]]] = defaultdict(list)  # units -> heap of (last level, real start)
-        total = 0
+        total = pinned
         for start, (_, level, units) in sorted(first.items(), key=lambda item: item[1]):
             slots = free[units]
             if reuse and slots and slots[0][0] < level:
@@ -342,7 +358,7 @@ def restore_scratch(plan: Plan, before: list[list[tuple[Place | None, Place | No
 
 
 def _moved(place: Place | None, starts: dict[int, int], real: dict[int, int]) -> Place | None:
-    if place is None or place[0] != Buffer.SCRATCH:
+    if place is None or place[0] != Buffer.SCRATCH or place[1] not in starts:
         return place
     start = starts[place[1]]
     return place[0], real[start] + place[1] - start

@@ -37,7 +37,7 @@ def atoms(collective: Collective, instances: int, max_count: int | None) -> list
     weight = [int(w) for w in collective.weight]
     into, out = [int(x) for x in collective.input_offset], [int(x) for x in collective.output_offset]
     owner = [int(x) for x in collective.owner]
-    run_start, run_units = _runs(weight, into, out, owner)
+    run_start, run_units = runs(collective)
     seen: dict[int, int] = {}
     result: list[list[Atom]] = []
     for chunk, size in enumerate(weight):
@@ -60,8 +60,14 @@ def atoms(collective: Collective, instances: int, max_count: int | None) -> list
     return result
 
 
-def _runs(weight: list[int], into: list[int], out: list[int], owner: list[int]) -> tuple[list[int], dict[int, int]]:
-    """First chunk of each chunk's run, and the units of each run (by its first chunk)."""
+def runs(collective: Collective) -> tuple[list[int], dict[int, int]]:
+    """First chunk of each chunk's run, and the units of each run (by its first chunk).
+
+    A run is a row of chunks of one owner that lie side by side in the input and in the output.
+    """
+    weight = [int(w) for w in collective.weight]
+    into, out = [int(x) for x in collective.input_offset], [int(x) for x in collective.output_offset]
+    owner = [int(x) for x in collective.owner]
     first: list[int] = []
     units: dict[int, int] = {}
     for chunk in range(len(weight)):

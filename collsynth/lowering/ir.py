@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..collective import Collective
-from ..errors import InputError
 from ..program import Buffer, Op
 
 #: A place of a rank: (buffer, unit).  Scratch units are virtual until `buffers.allocate_scratch`.
@@ -32,6 +31,8 @@ class Message:
         instance: parallel copy it belongs to.
         color: number of its chunk within the owner's shard; spreads a pair over channels.
         channel: set by the channels pass.
+        send_block, recv_block: names of the threadblocks that the author wants to send and to receive it;
+            equal names of a rank are one threadblock.  None: the threadblocks pass chooses.
     """
 
     position: int
@@ -42,6 +43,8 @@ class Message:
     instance: int
     color: int
     channel: int = -1
+    send_block: int | None = None
+    recv_block: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +55,7 @@ class Step:
         order: place in the linear order (4 * position of its message, plus 0 send, 1 receive, 2.. local).
         send, recv: messages put on / taken from a connection.
         home: message whose receiving threadblock runs a local step; None: the local threadblock.
+        block: name of the threadblock that the author wants to run a local step (as in `Message`).
         producer: for a send, the step that wrote what it reads, None for original data.
         threadblock, index: set when the step has its place.
         depends: steps of other threadblocks of the rank that must be done before.
@@ -67,6 +71,7 @@ class Step:
     send: Message | None = None
     recv: Message | None = None
     home: Message | None = None
+    block: int | None = None
     producer: Step | None = None
     threadblock: int = -1
     index: int = -1
@@ -95,6 +100,8 @@ class Plan:
         steps: per rank, in linear order.
         blocks: per rank; position in the list is the threadblock id.
         scratch_units: per rank.
+        pinned_scratch: per rank, scratch units from 0 that are where the author put them; the virtual ones
+            of the passes come after these.  Empty: none.
     """
 
     collective: Collective
@@ -105,13 +112,15 @@ class Plan:
     steps: list[list[Step]]
     blocks: list[list[Block]] = field(default_factory=list)
     scratch_units: list[int] = field(default_factory=list)
+    pinned_scratch: list[int] = field(default_factory=list)
 
 
 class Aliases:
     """Addresses of places, such that places that are one memory when called in place are one address.
 
     Two accesses that meet out of place also meet in place, so ordering all that meet by these
-    addresses is enough for both modes.
+    addresses is enough for both modes.  Of a collective without a rule of its own (a custom one) the
+    output is the input.
     """
 
     def __init__(self, collective: Collective, instances: int, in_place: bool) -> None:
@@ -122,9 +131,6 @@ class Aliases:
         inputs, outputs = collective.input_units * instances, collective.output_units * instances
         self.input_start = [0, *(int(x) for x in inputs.cumsum())]
         self.output_start = [0, *(int(x) for x in outputs.cumsum())]
-        if name not in ("allreduce", "broadcast", "reduce", "alltoall", "allgather", "reducescatter",
-                        "gather", "scatter"):  # fmt: skip
-            raise InputError(f"no in-place rule for {name}")
 
     def address(self, rank: int, place: Place) -> tuple[int, int]:
         """(memory, unit): memory 0 and 1 are input and output, 2 scratch; in place all but scratch is 1."""

@@ -21,12 +21,14 @@ from itertools import accumulate
 
 import numpy as np
 
+from ..collective import COLLECTIVES, Collective
 from ..errors import InputError, RefusedError
 from ..limits import check_limits, longest_threadblock
 from ..nops import single_waits
 from ..program import TARGETS, Op, Program, Protocol, Target
 from ..schedule import Schedule
 from ..simulator import simulate
+from ..topology import Topology
 from ..verifier import require_verified
 from .buffers import allocate_scratch, place, restore_scratch
 from .channels import assign_channels
@@ -84,34 +86,88 @@ def lower(
     """
     if instances < 1:
         raise InputError(f"{instances} instances", where="--instances", expected="1 or more")
+    if not (in_place or out_of_place):
+        raise InputError("neither in place nor out of place", expected="at least one mode")
+    check_request(schedule.collective, target, max_threadblocks, max_channels)
+    require_verified(schedule)
+    explicit = schedule.expand()
+
+    def build() -> Plan:
+        return place(
+            explicit, atoms(explicit.collective, instances, target.max_count), instances, in_place=in_place,
+            out_of_place=out_of_place, fused_receive=target.fused_receive, max_count=target.max_count,
+        )  # fmt: skip
+
+    return lower_plan(
+        build, target=target, protocol=protocol, size=size,
+        name=name or f"{explicit.collective.name} {schedule.method}".strip(),
+        max_threadblocks=max_threadblocks, max_channels=max_channels, fuse=fuse, topology=explicit.topology,
+    )  # fmt: skip
+
+
+def check_request(
+    collective: Collective, target: Target, max_threadblocks: int | None = None, max_channels: int | None = None
+) -> None:
+    """Do nothing if the limits make sense and the target knows such a collective.
+
+    Raises:
+        InputError: a limit is below 1.
+        RefusedError: the target cannot express the root.
+    """
     for label, limit in (("--max-threadblocks", max_threadblocks), ("--max-channels", max_channels)):
         if limit is not None and limit < 1:
             raise InputError(f"{limit} is too few", where=label, expected="1 or more")
-    if not (in_place or out_of_place):
-        raise InputError("neither in place nor out of place", expected="at least one mode")
-    collective = schedule.collective
     if target.root_is_zero and collective.root not in (None, 0):
         raise RefusedError(f"target {target.name} can only mean root 0, not {collective.root}")
-    require_verified(schedule)
-    explicit = schedule.expand()
-    label = name or f"{collective.name} {schedule.method}".strip()
+
+
+def lower_plan(
+    build: Callable[[], Plan], *, target: Target, protocol: Protocol = Protocol.SIMPLE, size: int | None = None,
+    name: str = "", max_threadblocks: int | None = None, max_channels: int | None = None, fuse: bool = True,
+    topology: Topology | None = None,
+) -> Program:  # fmt: skip
+    """Passes 3 to 7, from messages and steps in linear order to a verified program.
+
+    Args:
+        build: makes the plan, a new one at each call (passes write into it).
+        target, protocol, size, max_threadblocks, max_channels, fuse: as `lower`.
+        name: label.
+        topology: machine to compare the fused and the plain program on; None: fused wins.
+
+    Raises:
+        RefusedError: a limit would be broken; the message has the figure.
+        VerificationError: the plan is wrong.
+    """
+    collective: Collective | None = None
 
     def variant(fused: bool) -> Program:
-        program = _variant(
-            explicit, target, fused, label, in_place=in_place, out_of_place=out_of_place, instances=instances,
-            protocol=protocol, size=size, max_threadblocks=max_threadblocks, max_channels=max_channels,
-        )  # fmt: skip
+        nonlocal collective
+        most = target.max_steps
+        while True:
+            plan = build()
+            collective = plan.collective
+            nchannels = assign_channels(plan, target, max_messages=most, max_channels=max_channels)
+            assign_threadblocks(plan, target, max_threadblocks=max_threadblocks, fuse=fused)
+            program = _finish(plan, target, protocol, fused, name, nchannels, size)
+            steps = longest_threadblock(program)[0]
+            if target.max_steps is None or most is None or steps <= target.max_steps:
+                break
+            # nops and local steps came on top of the messages: fewer messages a threadblock
+            most = min(most - 1, most * target.max_steps // steps)
+            if most < 1:
+                break  # `check_limits` says by how much
         if not target.multiple_dependencies:
             program = single_waits(program)
         check_limits(program, target)
         return program
 
-    program = _choose(variant, explicit, size) if fuse and target.fused_receive else variant(False)
-    require_verified(program, target=target)
+    program = _choose(variant, topology, size) if fuse and target.fused_receive else variant(False)
+    # what a program without a name for its collective must do is only known here
+    require_verified(program, target=target, collective=None if program.collective else collective)
     return program
 
 
-def _choose(variant: Callable[[bool], Program], schedule: Schedule, size: int | None) -> Program:
+def _choose(variant: Callable[[bool], Program], topology: Topology | None, size: int | None) -> Program:
     """The fused program, or the plain one where that is faster by more than `FUSION_MAY_COST`.
 
     Fused steps save a trip through memory, which the simulator does not charge; but a threadblock that
@@ -124,38 +180,15 @@ def _choose(variant: Callable[[bool], Program], schedule: Schedule, size: int | 
     if not (np.isin(fused.op, _FORWARDING)).any():
         # threadblocks that share for fusion and then fuse nothing only wait for each other
         return variant(False)
+    if topology is None or topology.unknown_speeds():
+        return fused
     try:
         plain = variant(False)
     except RefusedError:
         return fused
-    if schedule.topology.unknown_speeds():
-        return fused
     payload = size or _USUAL_BYTES
-    times = [simulate(program, schedule.topology, size=payload).time for program in (fused, plain)]
+    times = [simulate(program, topology, size=payload).time for program in (fused, plain)]
     return fused if times[0] <= times[1] * FUSION_MAY_COST else plain
-
-
-def _variant(
-    schedule: Schedule, target: Target, fused: bool, name: str, *, in_place: bool, out_of_place: bool, instances: int,
-    protocol: Protocol, size: int | None, max_threadblocks: int | None, max_channels: int | None,
-) -> Program:  # fmt: skip
-    """Passes 1 to 6, with fewer messages a threadblock until the target's step limit holds."""
-    most = target.max_steps
-    while True:
-        plan = place(
-            schedule, atoms(schedule.collective, instances, target.max_count), instances, in_place=in_place,
-            out_of_place=out_of_place, fused_receive=target.fused_receive, max_count=target.max_count,
-        )  # fmt: skip
-        nchannels = assign_channels(plan, target, max_messages=most, max_channels=max_channels)
-        assign_threadblocks(plan, target, max_threadblocks=max_threadblocks, fuse=fused)
-        program = _finish(plan, target, protocol, fused, name, nchannels, size)
-        steps = longest_threadblock(program)[0]
-        if target.max_steps is None or most is None or steps <= target.max_steps:
-            return program
-        # nops and local steps came on top of the messages: fewer messages a threadblock
-        most = min(most - 1, most * target.max_steps // steps)
-        if most < 1:
-            return program  # `check_limits` says by how much
 
 
 def _finish(
@@ -198,7 +231,8 @@ def _program(plan: Plan, name: str, nchannels: int, protocol: Protocol) -> Progr
     zeros, none = np.zeros(len(steps), dtype=np.int64), np.full(len(steps), -1, dtype=np.int64)
     collective = plan.collective
     return Program(
-        name=name, collective=collective.name, nranks=collective.nranks, root=collective.root,
+        name=name, collective=collective.name if collective.name in COLLECTIVES else "",
+        nranks=collective.nranks, root=collective.root,
         nunits=collective.payload_units * plan.instances, nchannels=nchannels, protocol=protocol,
         in_place=plan.in_place, out_of_place=plan.out_of_place, min_bytes=None, max_bytes=None,
         input_units=collective.input_units * plan.instances, output_units=collective.output_units * plan.instances,

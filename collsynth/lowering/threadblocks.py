@@ -4,7 +4,8 @@ Sending and receiving run in separate threadblocks, so that neither waits for th
 
 * most messages of a receive connection leave at once on one send connection (a ring): sharing allows
   fused instructions, one trip through memory less;
-* the rank would have more threadblocks than wanted: then pairs with the same peer share first.
+* the rank would have more threadblocks than wanted: then pairs with the same peer share first;
+* the author named one threadblock for both (hand-written programs): that is done, and nothing joins them.
 
 Any choice is free of deadlock by the linear order (see `ir`).
 """
@@ -12,6 +13,7 @@ Any choice is free of deadlock by the linear order (see `ir`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 
 from ..errors import RefusedError
 from ..program import Target
@@ -50,7 +52,8 @@ def assign_threadblocks(plan: Plan, target: Target, *, max_threadblocks: int | N
 def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, fuse: bool) -> list[Block]:
     sends: Counter[_Connection] = Counter()
     receives: Counter[_Connection] = Counter()
-    local = False
+    local: set[int | None] = set()  # names of the threadblocks of local steps, None: no name
+    named = _named(steps)
     for step in steps:
         if step.send is not None:
             sends[step.send.dst, step.send.channel] += 1
@@ -58,13 +61,17 @@ def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, f
         if message is not None:
             receives[message.src, message.channel] += 1
         elif step.send is None:
-            local = True
-    partner: dict[_Connection, _Connection] = {}  # receive connection -> send connection
-    taken: set[_Connection] = set()
+            local.add(step.block)
+    apart = local - {name for name, _ in named}  # local steps that need a threadblock of their own
+    partner = {pair.receive: pair.send for pair in named.values() if pair.receive and pair.send}
+    taken = set(partner.values())
+    fixed = [{pair.receive for pair in named.values()}, {pair.send for pair in named.values()}]
 
     def join(receive: _Connection, send: _Connection, saved: int) -> bool:
         length = receives[receive] + sends[send] - saved
         if receive in partner or send in taken or (target.max_steps is not None and length > target.max_steps):
+            return False
+        if receive in fixed[0] or send in fixed[1]:
             return False
         partner[receive] = send
         taken.add(send)
@@ -75,7 +82,7 @@ def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, f
         for (receive, send), saved in sorted(chances.items(), key=lambda item: (-item[1], item[0])):
             if 2 * saved >= max(receives[receive], sends[send]):
                 join(receive, send, saved)
-    total = len(sends) + len(receives) - len(partner) + local
+    total = len(sends) + len(receives) - len(partner) + len(apart)
     if total > wanted:
         choices = [
             (receive[0] != send[0], receive, send) for receive in receives for send in sends if receive[1] == send[1]
@@ -84,13 +91,16 @@ def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, f
             if total <= wanted:
                 break
             total -= join(receive, send, 0)
-    blocks = [Block(rank, None, None, 0)] if local else []
+    own = {name: Block(rank, None, None, 0) for name in sorted(apart, key=lambda n: -1 if n is None else n)}
+    blocks = list(own.values())
     blocks += [Block(rank, partner[r][0] if r in partner else None, r[0], r[1]) for r in receives]
     blocks += [Block(rank, s[0], None, s[1]) for s in sends if s not in taken]
     # neighbours in this order tend to share a wire, as in MSCCLang
     blocks.sort(key=lambda b: (-1 if b.send is None else b.send, -1 if b.recv is None else b.recv, b.channel))
     sender = {(b.send, b.channel): b for b in blocks if b.send is not None}
     receiver = {(b.recv, b.channel): b for b in blocks if b.recv is not None}
+    for (name, _), pair in sorted(named.items()):
+        own.setdefault(name, receiver[pair.receive] if pair.receive else sender[pair.send or (-1, -1)])
     for step in steps:
         home = step.recv or step.home
         if step.send is not None:
@@ -98,9 +108,28 @@ def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, f
         elif home is not None:
             block = receiver[home.src, home.channel]
         else:
-            block = next(b for b in blocks if b.send is None and b.recv is None)
+            block = own[step.block]
         block.steps.append(step)
     return blocks
+
+
+@dataclass(slots=True)
+class _Pair:
+    """What the author wants on one threadblock: at most one receive and one send connection."""
+
+    receive: _Connection | None = None
+    send: _Connection | None = None
+
+
+def _named(steps: list[Step]) -> dict[tuple[int, int], _Pair]:
+    """(name, channel) -> connections whose messages name that threadblock."""
+    pairs: dict[tuple[int, int], _Pair] = defaultdict(_Pair)
+    for step in steps:
+        if step.send is not None and step.send.send_block is not None:
+            pairs[step.send.send_block, step.send.channel].send = (step.send.dst, step.send.channel)
+        if step.recv is not None and step.recv.recv_block is not None:
+            pairs[step.recv.recv_block, step.recv.channel].receive = (step.recv.src, step.recv.channel)
+    return dict(pairs)
 
 
 def _fusible(steps: list[Step]) -> Counter[tuple[_Connection, _Connection]]:
