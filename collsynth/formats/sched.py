@@ -1,13 +1,16 @@
 """`.sched` and `.prog`: a Schedule (with its topology and collective) or a Program, without loss.
 
-A file is one magic line, the length of a JSON header, the header, and the int64 columns it lists, little
-endian, one after the other:
+A file is one magic line, the length of a JSON header, the header, and the columns it lists, little endian,
+one after the other, each padded to 8 bytes:
 
-    collsynth 1\\n   uint64 header length   header (UTF-8 JSON)   column 0   column 1 ...
+    collsynth 2\\n   uint64 header length   header (UTF-8 JSON)   column 0   column 1 ...
 
-The header says `kind` (`schedule` or `program`), the small fields, and for every column its name and
-length.  Booleans are stored as int64.  Writing the same value gives the same bytes; nothing is pickled;
-reading checks every length before it allocates and the values through the types' own constructors.
+The header says `kind` (`schedule` or `program`), the small fields, and for every column its name, length
+and width: the bytes of one signed integer (1, 2, 4 or 8, the narrowest that holds all values), 0 for a
+column whose values are all the same (then the value follows in the header), and -w for one whose steps from value
+to value are stored in w bytes (offsets of a CSR, which only grow; its first value follows in the header).  Writing
+the same value gives the same bytes; nothing is pickled; reading checks every length before it allocates and
+the values through the types' own constructors.  Version 1, where every column has 8-byte values, is read too.
 """
 
 from __future__ import annotations
@@ -27,9 +30,12 @@ from ..schedule import Schedule, SymmetryElement
 from ..topology import Capability, LinkState, Topology, Vertex, VertexKind
 from .files import check_writable, read_bytes, write_bytes_atomically
 
-MAGIC = b"collsynth 1\n"
+MAGIC = b"collsynth 2\n"
 _ANY_VERSION = b"collsynth "
 _MAX_HEADER = 1 << 28
+_WIDTHS = (1, 2, 4, 8)
+#: Columns whose values are all the same take no room in the file; what they may ask of memory is bounded.
+_MAX_CONSTANT, _MAX_CONSTANTS = 1 << 24, 1 << 28
 
 _PROGRAM_SCALARS = (
     "name", "collective", "nranks", "root", "nunits", "nchannels", "in_place", "out_of_place", "min_bytes", "max_bytes",
@@ -53,13 +59,34 @@ def looks_like(data: bytes) -> bool:
 # --- writing -------------------------------------------------------------------------------------
 
 
+def _width(low: int, high: int) -> int:
+    """Bytes of the narrowest signed integer that holds low..high."""
+    return next(w for w in _WIDTHS if -(1 << 8 * w - 1) <= low and high < 1 << 8 * w - 1)
+
+
+def _encoded(column: NDArray[np.int64]) -> tuple[list[int], bytes]:
+    """How a column is stored, (width, extra value) for the header, and its bytes; see the module's text."""
+    if len(column) == 0:
+        return [8], b""
+    low, high = int(column.min()), int(column.max())
+    if low == high and len(column) <= _MAX_CONSTANT:
+        return [0, low], b""
+    width = _width(low, high)
+    steps = np.diff(column) if width > 1 and low > -(1 << 62) and high < 1 << 62 else None
+    if steps is not None and (narrow := _width(int(steps.min()), int(steps.max()))) < width and steps.min() >= 0:
+        return [-narrow, int(column[0])], steps.astype(f"<i{narrow}").tobytes()
+    return [width], np.ascontiguousarray(column, dtype=f"<i{width}").tobytes()
+
+
 def _pack(header: dict[str, Any], columns: _Columns) -> bytes:
-    header = header | {"columns": [[name, len(column)] for name, column in columns.items()]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    listed, bodies = [], []
+    for name, column in columns.items():
+        how, body = _encoded(column)
+        listed.append([name, len(column), *how])
+        bodies += [body, b"\0" * (-len(body) % 8)]
+    text = json.dumps(header | {"columns": listed}, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-(len(MAGIC) + 8 + len(text)) % 8)  # columns lie on 8-byte boundaries
-    parts = [MAGIC, len(text).to_bytes(8, "little"), text]
-    parts += [np.ascontiguousarray(column, dtype="<i8").tobytes() for column in columns.values()]
-    return b"".join(parts)
+    return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *bodies])
 
 
 def dumps(value: Schedule | Program) -> bytes:
@@ -120,10 +147,12 @@ def write(value: Schedule | Program, path: str | Path, *, force: bool = False) -
 
 
 def _unpack(data: bytes, where: str) -> tuple[dict[str, Any], _Columns]:
-    if not data.startswith(MAGIC):
+    versions = {b"collsynth 1\n": 1, MAGIC: 2}
+    version = versions.get(data[: len(MAGIC)])
+    if version is None:
         if data.startswith(_ANY_VERSION):
-            version = data[len(_ANY_VERSION) : 40].split(b"\n")[0].decode("ascii", "replace")
-            raise InputError(f"version {version} of the format", where=where, expected="version 1")
+            other = data[len(_ANY_VERSION) : 40].split(b"\n")[0].decode("ascii", "replace")
+            raise InputError(f"version {other} of the format", where=where, expected="version 1 or 2")
         raise InputError("is no .sched or .prog file", where=where, expected="one that collsynth wrote")
     start = len(MAGIC) + 8
     length = int.from_bytes(data[len(MAGIC) : start], "little")
@@ -131,20 +160,58 @@ def _unpack(data: bytes, where: str) -> tuple[dict[str, Any], _Columns]:
         raise InputError("is cut off in its header", where=where, expected="a whole file")
     try:
         header = json.loads(data[start : start + length])
-        listed = [(str(name), int(rows)) for name, rows in header["columns"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        listed = [_listed(entry, version) for entry in header["columns"]]
+        if sum(rows for _, rows, width, _ in listed if width == 0) > _MAX_CONSTANTS:
+            raise ValueError("too many values")
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise InputError("has a damaged header", where=where, expected="a file as collsynth wrote it") from error
     offset = start + length
-    if any(rows < 0 for _, rows in listed) or offset + 8 * sum(rows for _, rows in listed) != len(data):
-        raise InputError(
-            f"has {len(data)} bytes where its header says {offset + 8 * sum(rows for _, rows in listed)}",
-            where=where, expected="a whole file",
-        )  # fmt: skip
+    wanted = offset + sum(_stored(rows, width) for _, rows, width, _ in listed)
+    if wanted != len(data):
+        raise InputError(f"has {len(data)} bytes where its header says {wanted}", where=where, expected="a whole file")
     columns: _Columns = {}
-    for name, rows in listed:
-        columns[name] = np.frombuffer(data, dtype="<i8", count=rows, offset=offset).astype(np.int64)
-        offset += 8 * rows
+    for name, rows, width, value in listed:
+        columns[name] = _decoded(data, offset, rows, width, value)
+        offset += _stored(rows, width)
     return header, columns
+
+
+def _listed(entry: list[Any], version: int) -> tuple[str, int, int, int]:
+    """(name, length, width, extra value) of a column from its entry in the header.
+
+    Raises:
+        ValueError: no such entry is ever written.
+    """
+    name, rows, width = str(entry[0]), entry[1], 8 if version == 1 else entry[2]
+    value = entry[3] if width <= 0 else 0
+    if not all(type(number) is int for number in (rows, width, value)) or abs(value) >= 1 << 63:
+        raise ValueError("no number")
+    if (
+        rows < 0
+        or (width and abs(width) not in _WIDTHS)
+        or (width <= 0 and rows == 0)
+        or (width == 0 and rows > _MAX_CONSTANT)
+    ):
+        raise ValueError("no such column")
+    return name, rows, width, value
+
+
+def _stored(rows: int, width: int) -> int:
+    """Bytes that a column takes in the file, padding included."""
+    size = (rows - (width < 0)) * abs(width)
+    return size + -size % 8
+
+
+def _decoded(data: bytes, offset: int, rows: int, width: int, value: int) -> NDArray[np.int64]:
+    """The column stored at `offset`; see the module's text."""
+    if width == 0:
+        return np.full(rows, value, dtype=np.int64)
+    if width > 0:
+        return np.frombuffer(data, dtype=f"<i{width}", count=rows, offset=offset).astype(np.int64)
+    column = np.empty(rows, dtype=np.int64)
+    column[0] = value
+    column[1:] = np.frombuffer(data, dtype=f"<i{-width}", count=rows - 1, offset=offset)
+    return np.cumsum(column, out=column)
 
 
 def parse(data: bytes, path: str = "<bytes>") -> Schedule | Program:

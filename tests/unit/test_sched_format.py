@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_schedules import complete, random_schedule
+from small_programs import small_programs
 
 from collsynth import collective as collectives
 from collsynth.errors import InputError
@@ -85,8 +87,8 @@ def test_longer_files_and_other_versions() -> None:
     data = sched.dumps(random_schedule("allgather", 3, 1, 0))
     with pytest.raises(InputError, match="where its header says"):
         sched.parse(data + b"\0" * 8)
-    with pytest.raises(InputError, match=r"version 2 of the format; expected version 1"):
-        sched.parse(data.replace(b"collsynth 1\n", b"collsynth 2\n"))
+    with pytest.raises(InputError, match=r"version 3 of the format; expected version 1 or 2"):
+        sched.parse(data.replace(b"collsynth 2\n", b"collsynth 3\n"))
     with pytest.raises(InputError, match=r"is no \.sched"):
         sched.parse(b"PK\3\4")
 
@@ -120,3 +122,50 @@ def test_files(tmp_path: Path) -> None:
         write(schedule, tmp_path / "a.sched")
     write(schedule, tmp_path / "a.sched", force=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.prog", "a.sched", "odd.name"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        [], [0], [7] * 9, [-1] * 5, [0, 1, 2, 3], list(range(0, 70_000, 7)), [0, 1, 300], [-128, 127], [-129, 0],
+        [-(1 << 63), (1 << 63) - 1], [(1 << 62), (1 << 62) + 5], [5, 4, 3], [1 << 40, (1 << 40) + 1, (1 << 40) + 1],
+    ],
+)  # fmt: skip
+def test_columns_of_any_width(column: list[int]) -> None:
+    """Narrow, constant and growing columns come back as they were, whatever lies behind them."""
+    values = np.array(column, dtype=np.int64)
+    data = sched._pack({"kind": "x"}, {"a": values, "b": np.array([1, 2], dtype=np.int64)})
+    _, columns = sched._unpack(data, "x")
+    assert columns["a"].tolist() == column and columns["a"].dtype == np.int64
+    assert columns["b"].tolist() == [1, 2]
+
+
+def test_orbit_form_is_kept() -> None:
+    """The generators are written, not the rows that they make."""
+    value = rich_schedule()
+    again = sched.parse(sched.dumps(value))
+    assert isinstance(again, Schedule) and again.nrows == value.nrows == 3
+    for ours, theirs in zip(value.generators, again.generators, strict=True):
+        assert ours.vertices.tolist() == theirs.vertices.tolist() and ours.chunks.tolist() == theirs.chunks.tolist()
+
+
+def test_version_1_is_read() -> None:
+    """Files of the first version: every value in 8 bytes."""
+    program = small_programs()[0]
+    data = sched.dumps(program)
+    length = int.from_bytes(data[12:20], "little")
+    header, columns = json.loads(data[20 : 20 + length]), sched._unpack(data, "x")[1]
+    header["columns"] = [[name, len(column)] for name, column in columns.items()]
+    text = json.dumps(header).encode()
+    old = b"collsynth 1\n" + len(text).to_bytes(8, "little") + text + b"".join(c.tobytes() for c in columns.values())
+    again = sched.parse(old)
+    assert isinstance(again, Program) and again.content_hash() == program.content_hash()
+
+
+def test_files_that_ask_for_much_memory() -> None:
+    """A few bytes cannot ask for gigabytes."""
+    for listed in ([["a", 1 << 30, 0, 5]], [[f"a{i}", 1 << 24, 0, 5] for i in range(40)], [["a", -1, 4]],
+                   [["a", 0, 0, 1]], [["a", 3, 3]], [["a", True, 0, 1]], [["a", 3, 0, 1 << 70]]):  # fmt: skip
+        text = json.dumps({"kind": "program", "columns": listed}).encode()
+        with pytest.raises(InputError, match="damaged header"):
+            sched.parse(b"collsynth 2\n" + len(text).to_bytes(8, "little") + text)
