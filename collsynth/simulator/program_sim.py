@@ -30,6 +30,18 @@ _ASSUMPTIONS = (
 
 
 @dataclass(slots=True)
+class _Service:
+    """One link serving one message, and the earlier service that it waited for.
+
+    A chain of services is acyclic, since each is made after its cause; messages are not: two messages
+    that cross two links may each wait for the other, on different links.
+    """
+
+    message: _Message
+    cause: _Service | None
+
+
+@dataclass(slots=True)
 class _Message:
     """A message under way; times are ticks."""
 
@@ -41,7 +53,7 @@ class _Message:
     start: int = 0
     end: int = 0
     previous_latency: int = 0
-    cause: _Message | None = None
+    service: _Service | None = None  # the last one, or what its sender waited for
 
 
 @dataclass(slots=True)
@@ -82,7 +94,7 @@ class _Machine:
                 for link in members:
                     self.groups[int(link)].append(index)
         self.free = [0] * len(self.clock.ticks_per_unit)
-        self.last_user: list[_Message | None] = [None] * len(self.free)
+        self.last_user: list[_Service | None] = [None] * len(self.free)
         self.busy = [0] * topology.nlinks
         self.units = [0] * topology.nlinks
         self.router = Router(topology)
@@ -93,7 +105,7 @@ class _Machine:
         self.pc = self.first[:-1].copy()
         self.idle = [True] * program.ntbs
         self.done_row = [False] * program.nrows
-        self.cause: list[_Message | None] = [None] * program.ntbs
+        self.cause: list[_Service | None] = [None] * program.ntbs
         self.index_of = {
             (r, i): t for t, (r, i) in enumerate(zip(program.tb_rank.tolist(), program.tb_id.tolist(), strict=True))
         }
@@ -166,27 +178,29 @@ class _Machine:
             return
         self.idle[t] = False
         if op in RECEIVING:
-            self.cause[t] = self.pipes[incoming].delivered[0]
+            self.cause[t] = self.pipes[incoming].delivered[0].service
         if op not in SENDING:
             self.push(now, t, "done", (t, row))
             return
         self.pipes[outgoing].in_flight += 1
         units = int(program.count[row])
-        message = _Message(outgoing, units, self.router.route(rank, outgoing[1]), (t, row), now, cause=self.cause[t])
+        message = _Message(outgoing, units, self.router.route(rank, outgoing[1]), (t, row), now, service=self.cause[t])
         self.push(now, t, "hop", (message, 0))
 
     def hop(self, message: _Message, position: int, now: int) -> None:
         """The message's head has reached link `position` of its route."""
         link = message.route[position]
         start = now
+        cause = message.service
         for group in self.groups[link]:
             if self.free[group] > start:
                 start = self.free[group]
-                message.cause = self.last_user[group]
+                cause = self.last_user[group]
+        message.service = _Service(message, cause)
         per_unit = self.clock.ticks_per_unit
         occupied = 0
         for group in self.groups[link]:
-            self.last_user[group] = message
+            self.last_user[group] = message.service
             self.free[group] = start + self.overhead[link] + message.units * per_unit[group]
             occupied = max(occupied, self.free[group] - start)
         self.busy[link] += self.overhead[link] + message.units * per_unit[link]
@@ -230,6 +244,14 @@ class _Machine:
         self.push(now, t, "try", t)
 
 
+def _before(service: _Service) -> _Service | None:
+    """The nearest earlier service of another message."""
+    earlier = service.cause
+    while earlier is not None and earlier.message is service.message:
+        earlier = earlier.cause
+    return earlier
+
+
 def simulate_program(program: Program, topology: Topology, size: int, *, latency: bool = True) -> SimResult:
     """Simulate `size` payload bytes of a program.
 
@@ -243,8 +265,9 @@ def simulate_program(program: Program, topology: Topology, size: int, *, latency
     machine.run()
     tick_ps = machine.clock.seconds_per_tick * 10**12
     path: list[Hop] = []
-    message = machine.last
-    while message is not None:
+    service = machine.last.service if machine.last else None
+    while service is not None:
+        message, service = service.message, _before(service)
         src, dst, _ = message.connection
         t, row = message.sender
         text = (
@@ -252,7 +275,6 @@ def simulate_program(program: Program, topology: Topology, size: int, *, latency
             f"{message.units} units"
         )
         path.append(Hop(None, src, dst, message.ready * tick_ps, message.start * tick_ps, message.end * tick_ps, text))
-        message = message.cause
     payload = Fraction(size, program.nunits)
     return SimResult(
         program.collective, program.nranks, size, machine.finish * tick_ps,

@@ -121,3 +121,36 @@ def test_peers_without_a_path_are_named() -> None:
         simulate(ping(1, consume=True), star(3), size=100)
     with pytest.raises(InputError, match="no topology"):
         simulate(ping(1, consume=True), size=100)
+
+
+def test_messages_that_wait_for_each_other_on_two_links_have_a_finite_path() -> None:
+    """0 -> a -> b -> 1 and 2 -> a, 3 -> b: messages meet on both switches' links in different orders."""
+    vertices = [Vertex(f"gpu:{i}", rank=i) for i in range(4)]
+    vertices += [Vertex("a", VertexKind.SWITCH), Vertex("b", VertexKind.SWITCH)]
+    pairs = [
+        (0, 4, 9),
+        (2, 4, 7),
+        (4, 5, 5),
+        (5, 4, 5),
+        (3, 5, 3),
+        (5, 1, 4),
+        (4, 2, 6),
+        (5, 3, 2),
+        (1, 5, 8),
+        (4, 0, 3),
+    ]
+    machine = Topology.build("two switches", vertices, [Link(s, d, b * GB, 1000 * b) for s, d, b in pairs])
+    blocks = []
+    for rank in range(4):
+        for number, peer in enumerate(p for p in range(4) if p != rank):
+            send = tuple(Instruction(Op.SEND, 1, src=Operand(Buffer.INPUT, 0, 1)) for _ in range(4))
+            receive = tuple(Instruction(Op.RECV, 1, dst=Operand(Buffer.OUTPUT, peer, 1)) for _ in range(4))
+            blocks += [Threadblock(rank, 2 * number, peer, None, 0, send)]
+            blocks += [Threadblock(rank, 2 * number + 1, None, peer, 0, receive)]
+    program = Program.build(
+        blocks, name="storm", collective="allgather", nranks=4, nunits=4, nchannels=1,
+        input_units=[1] * 4, output_units=[4] * 4, scratch_units=[0] * 4,
+    )  # fmt: skip
+    result = simulate(program, machine, size=4 * 10**6)
+    assert 1 <= len(result.critical_path) <= 48
+    assert result.critical_path[-1].delivered == result.time
