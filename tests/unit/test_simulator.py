@@ -1,5 +1,6 @@
 """The simulator against times that can be worked out by hand."""
 
+import random
 from fractions import Fraction
 
 import pytest
@@ -123,34 +124,29 @@ def test_peers_without_a_path_are_named() -> None:
         simulate(ping(1, consume=True), size=100)
 
 
-def test_messages_that_wait_for_each_other_on_two_links_have_a_finite_path() -> None:
-    """0 -> a -> b -> 1 and 2 -> a, 3 -> b: messages meet on both switches' links in different orders."""
-    vertices = [Vertex(f"gpu:{i}", rank=i) for i in range(4)]
+@pytest.mark.parametrize("seed", [3, 11, 12, 16, 18, 19, 30, 39, 40, 56])
+def test_the_critical_path_ends_where_messages_wait_for_each_other(seed: int) -> None:
+    """Two messages that cross two links may each wait for the other, on different links."""
+    rng, n = random.Random(seed), 4
+    vertices = [Vertex(f"gpu:{i}", rank=i) for i in range(n)]
     vertices += [Vertex("a", VertexKind.SWITCH), Vertex("b", VertexKind.SWITCH)]
-    pairs = [
-        (0, 4, 9),
-        (2, 4, 7),
-        (4, 5, 5),
-        (5, 4, 5),
-        (3, 5, 3),
-        (5, 1, 4),
-        (4, 2, 6),
-        (5, 3, 2),
-        (1, 5, 8),
-        (4, 0, 3),
-    ]
-    machine = Topology.build("two switches", vertices, [Link(s, d, b * GB, 1000 * b) for s, d, b in pairs])
+    links = []
+    for rank, switch in ((0, 4), (1, 4), (2, 5), (3, 5)):
+        for ends in ((rank, switch), (switch, rank)):
+            links.append(Link(*ends, rng.choice([1, 2, 3, 5]) * GB, rng.choice([0, US])))
+    links += [Link(*ends, rng.choice([1, 2, 3, 5]) * GB) for ends in ((4, 5), (5, 4))]
+    counts = (1, 2, 1, 3)
+    sends = tuple(Instruction(Op.SEND, c, src=Operand(Buffer.INPUT, 0, c)) for c in counts)
     blocks = []
-    for rank in range(4):
-        for number, peer in enumerate(p for p in range(4) if p != rank):
-            send = tuple(Instruction(Op.SEND, 1, src=Operand(Buffer.INPUT, 0, 1)) for _ in range(4))
-            receive = tuple(Instruction(Op.RECV, 1, dst=Operand(Buffer.OUTPUT, peer, 1)) for _ in range(4))
-            blocks += [Threadblock(rank, 2 * number, peer, None, 0, send)]
-            blocks += [Threadblock(rank, 2 * number + 1, None, peer, 0, receive)]
+    for rank in range(n):
+        for number, peer in enumerate(p for p in range(n) if p != rank):
+            receives = tuple(Instruction(Op.RECV, c, dst=Operand(Buffer.OUTPUT, 4 * peer, c)) for c in counts)
+            blocks += [Threadblock(rank, 2 * number, peer, None, 0, sends)]
+            blocks += [Threadblock(rank, 2 * number + 1, None, peer, 0, receives)]
     program = Program.build(
-        blocks, name="storm", collective="allgather", nranks=4, nunits=4, nchannels=1,
-        input_units=[1] * 4, output_units=[4] * 4, scratch_units=[0] * 4,
+        blocks, name="storm", collective="allgather", nranks=n, nunits=16, nchannels=1,
+        input_units=[4] * n, output_units=[16] * n, scratch_units=[0] * n,
     )  # fmt: skip
-    result = simulate(program, machine, size=4 * 10**6)
+    result = simulate(program, Topology.build("two switches", vertices, links), size=16 * 10**6)
     assert 1 <= len(result.critical_path) <= 48
     assert result.critical_path[-1].delivered == result.time
