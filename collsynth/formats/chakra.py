@@ -7,6 +7,11 @@ only: a send on what wrote its data, a reduction (COMP) on its message and on th
 the readers of a buffer that it reuses.  Every message has its own tag.  Sizes are written twice, in bytes
 (`comm_size`) and in chunks (`msg_chunk_cnt`, `msg_chunk_idx`, `total_chunk_cnt`), for both generations of
 the simulator.  Local copies and reductions are COMP nodes.
+
+What the simulator does not need but the program is lost without, is written beside it, so that `chakra_trace`
+can give the program back: each node names its threadblock and step and carries the instruction as text
+(`rrcs i:3 o:3 1 after 0:2`: type, source, destination, units, waits), the metadata of each rank hold what no
+node says (buffer sizes, threadblocks, nops, the size window).
 """
 
 from __future__ import annotations
@@ -26,13 +31,21 @@ from .files import check_writable, read_bytes, write_bytes_atomically
 
 __all__ = ["Node", "NodeType", "read", "system_file", "traces", "write"]
 
-VERSION = "0.0.4"
+VERSION, SCHEMA = "0.0.4", "1.0.2-chakra.0.0.4"
+_LETTERS = "ios"
 #: ASTRA-sim's keys of custom collectives; it has none for the others.
 _SYSTEM_KEYS = {
     "allreduce": "all-reduce-implementation-custom", "allgather": "all-gather-implementation-custom",
     "reducescatter": "reduce-scatter-implementation-custom", "alltoall": "all-to-all-implementation-custom",
 }  # fmt: skip
 _MAX_TAG = 500_000_000
+#: Attribute of the metadata that holds what no node says; its value's `format`.
+PROGRAM_KEY, PROGRAM_FORMAT = "collsynth_program", 1
+#: Instruction names of MSCCL XML, which the text of an instruction begins with.
+OP_NAMES = {
+    Op.SEND: "s", Op.RECV: "r", Op.COPY: "cpy", Op.REDUCE: "re", Op.NOP: "nop", Op.RECV_COPY_SEND: "rcs",
+    Op.RECV_REDUCE_COPY: "rrc", Op.RECV_REDUCE_SEND: "rrs", Op.RECV_REDUCE_COPY_SEND: "rrcs",
+}  # fmt: skip
 _REDUCING = frozenset({Op.RECV_REDUCE_COPY, Op.RECV_REDUCE_SEND, Op.RECV_REDUCE_COPY_SEND})
 _STORING = frozenset({Op.RECV_REDUCE_COPY, Op.RECV_REDUCE_COPY_SEND})
 
@@ -46,13 +59,13 @@ class _Memory:
     writer: dict[int, int] = field(default_factory=dict)
     readers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     unit: dict[int, int] = field(default_factory=dict)  # cell -> unit of the payload whose data it holds
+    place: dict[str, Any] = field(default_factory=dict)  # attributes of the step that is being written
 
     def add(self, label: str, type_: NodeType, depends: set[int], attributes: dict[str, Any], duration: int = 0) -> int:
         number = len(self.nodes)
         name = f"{type_.name}_{label}"
-        self.nodes.append(
-            Node(number, name, type_, tuple(sorted(depends)), (), duration, {"is_cpu_op": False, **attributes})
-        )
+        attributes = {"is_cpu_op": False, **attributes, **self.place}
+        self.nodes.append(Node(number, name, type_, tuple(sorted(depends)), (), duration, attributes))
         return number
 
     def read(self, cells: range) -> set[int]:
@@ -160,6 +173,7 @@ def traces(program: Program, *, size: int, memory_bandwidth: int | None = None) 
         block for block in range(program.ntbs) for _ in range(int(program.tb_ptr[block + 1] - program.tb_ptr[block]))
     ]
     order, source = _run_order(program, row_tb)
+    texts = instruction_texts(program)
     layout = layout_of(program, in_place=not program.out_of_place)
     bounds = [unit * size // program.nunits for unit in range(program.nunits + 1)]
     memories = [_Memory(rank) for rank in range(program.nranks)]
@@ -206,7 +220,9 @@ def traces(program: Program, *, size: int, memory_bandwidth: int | None = None) 
         op = Op(int(program.op[row]))
         if op is Op.NOP:
             continue
-        label = f"tb{program.tb_id[block]}_step{row - program.tb_ptr[block]}"
+        step = row - int(program.tb_ptr[block])
+        label = f"tb{program.tb_id[block]}_step{step}"
+        memory.place = {"tb_id": int(program.tb_id[block]), "local_time_step": step, "instruction": texts[row]}
         src, dst = cells(row, "src"), cells(row, "dst")
         result = -1
         units: list[int] = []
@@ -242,9 +258,63 @@ def traces(program: Program, *, size: int, memory_bandwidth: int | None = None) 
             elif op is not Op.RECV_REDUCE_SEND:
                 memory.note_read(dst, node)
     for memory in memories:
+        memory.place = {}
         if not memory.nodes:  # ASTRA-sim refuses an empty trace
             memory.add("idle", NodeType.COMP, set(), {"num_ops": 0, "tensor_size": 0})
     return [memory.nodes for memory in memories]
+
+
+def instruction_texts(program: Program) -> list[str]:
+    """Each row as text: `rrcs i:3 o:3 1 after 0:2,1:5` is type, source, destination (`-`: none), units, waits."""
+
+    def operands(buffers: Any, indices: Any) -> list[str]:
+        return ["-" if b < 0 else f"{_LETTERS[b]}:{i}" for b, i in zip(buffers.tolist(), indices.tolist(), strict=True)]
+
+    names = {int(op): name for op, name in OP_NAMES.items()}
+    sources = operands(program.src_buffer, program.src_index)
+    targets = operands(program.dst_buffer, program.dst_index)
+    ptr = program.dep_ptr.tolist()
+    waits = [f"{tb}:{step}" for tb, step in zip(program.dep_tb.tolist(), program.dep_step.tolist(), strict=True)]
+    return [
+        f"{names[op]} {src} {dst} {count}" + (f" after {','.join(waits[first:last])}" if last > first else "")
+        for op, src, dst, count, first, last in zip(
+            program.op.tolist(), sources, targets, program.count.tolist(), ptr, ptr[1:], strict=False
+        )
+    ]
+
+
+def metadata(program: Program, size: int) -> list[dict[str, Any]]:
+    """The metadata attributes of every rank's file: what no node of it says."""
+    texts = instruction_texts(program)
+    nops = program.op == int(Op.NOP)
+    ptr = program.tb_ptr.tolist()
+    common = {
+        "format": PROGRAM_FORMAT, "name": program.name, "collective": program.collective, "nranks": program.nranks,
+        "root": program.root, "nunits": program.nunits, "nchannels": program.nchannels,
+        "protocol": program.protocol.value, "in_place": program.in_place, "out_of_place": program.out_of_place,
+        "min_bytes": program.min_bytes, "max_bytes": program.max_bytes, "payload_bytes": size,
+        "notes": list(program.notes),
+    }  # fmt: skip
+    blocks: list[list[list[int]]] = [[] for _ in range(program.nranks)]
+    silent: list[list[list[Any]]] = [[] for _ in range(program.nranks)]
+    for block, rank in enumerate(program.tb_rank.tolist()):
+        number = int(program.tb_id[block])
+        blocks[rank].append(
+            [number, int(program.tb_send[block]), int(program.tb_recv[block]), int(program.tb_channel[block]),
+             ptr[block + 1] - ptr[block]]
+        )  # fmt: skip
+        rows = range(ptr[block], ptr[block + 1])
+        silent[rank] += [[number, row - ptr[block], texts[row]] for row in rows if nops[row]]
+    result = []
+    for rank in range(program.nranks):
+        own = common | {
+            "rank": rank, "input_units": int(program.input_units[rank]),
+            "output_units": int(program.output_units[rank]), "scratch_units": int(program.scratch_units[rank]),
+            "threadblocks": blocks[rank], "nops": silent[rank],
+        }  # fmt: skip
+        text = json.dumps(own, separators=(",", ":"))
+        result.append({"schema": SCHEMA, "collective": program.collective or "custom", PROGRAM_KEY: text})
+    return result
 
 
 def system_file(collective: str, prefix: str) -> str:
@@ -277,9 +347,9 @@ def write(
     has_key = program.collective in _SYSTEM_KEYS
     for path in [*paths, *([system] if has_key else [])]:
         check_writable(path, force=force)
-    metadata = {"schema": "1.0.2-chakra.0.0.4", "collective": program.collective or "custom"}
-    for path, nodes in zip(paths, traces(program, size=size, memory_bandwidth=memory_bandwidth), strict=True):
-        write_bytes_atomically(path, encode(nodes, VERSION, metadata), force=force)
+    ranks = traces(program, size=size, memory_bandwidth=memory_bandwidth)
+    for path, nodes, attributes in zip(paths, ranks, metadata(program, size), strict=True):
+        write_bytes_atomically(path, encode(nodes, VERSION, attributes), force=force)
     if has_key:
         write_bytes_atomically(system, system_file(program.collective, str(prefix)).encode(), force=force)
         paths.append(system)

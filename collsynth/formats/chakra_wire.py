@@ -40,7 +40,9 @@ class Node:
         depends: ids of nodes that must be done before (data dependencies).
         control: ids of control dependencies.
         duration_us: whole microseconds.
-        attributes: name -> value; an int is written as int32, int64 or bool as `kinds` says.
+        attributes: name -> value; an int is written as int32, int64 or bool as `KINDS` says, and read from
+            any integer kind.
+        offset: byte of the file at which the node begins (0 when it was not read from one).
     """
 
     id: int
@@ -50,15 +52,24 @@ class Node:
     control: tuple[int, ...] = ()
     duration_us: int = 0
     attributes: dict[str, Any] = field(default_factory=dict)
+    offset: int = field(default=0, compare=False)
+
+    def integer(self, name: str) -> int | None:
+        """An integer attribute of whatever width; None when it is absent or no integer (ASTRA-sim aborts then)."""
+        value = self.attributes.get(name)
+        return value if type(value) is int else None
 
 
 #: Integer kind of each attribute that we write: exactly what the old C++ feeder reads.
 KINDS = {
     "is_cpu_op": "bool", "comm_size": "int64", "comm_src": "int32", "comm_dst": "int32", "comm_tag": "int32",
     "num_ops": "int64", "tensor_size": "uint64", "msg_chunk_cnt": "int32", "msg_chunk_idx": "int32",
-    "total_chunk_cnt": "int32", "schema": "string", "collective": "string",
+    "total_chunk_cnt": "int32", "schema": "string", "collective": "string", "comm_type": "int64",
+    "pg_name": "string", "tb_id": "int32", "local_time_step": "int32", "instruction": "string",
+    "collsynth_program": "string",
 }  # fmt: skip
 
+_NODE_TYPES = frozenset(int(kind) for kind in NodeType if kind is not NodeType.INVALID)
 _SCALARS = ("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64",
             "sfixed32", "sfixed64", "bool", "string", "bytes")  # fmt: skip
 
@@ -151,13 +162,20 @@ def encode(nodes: Sequence[Node], version: str, metadata: dict[str, Any]) -> byt
     return b"".join(parts)
 
 
-def _frames(data: bytes, where: str) -> list[bytes]:
+def _damaged(where: str, offset: int, what: str) -> InputError:
+    return InputError(what, where=f"{where}: byte {offset}", expected="a Chakra trace as its writer left it")
+
+
+def _frames(data: bytes, where: str) -> list[tuple[int, bytes]]:
+    """(offset of the length prefix, message) of every message."""
     frames, offset = [], 0
     while offset < len(data):
-        length = shift = 0
+        begin, length, shift = offset, 0, 0
         while True:
-            if offset >= len(data) or shift > 28:
-                raise InputError(f"is cut off or damaged at byte {offset}", where=where, expected="a Chakra trace")
+            if offset >= len(data):
+                raise _damaged(where, begin, "the file ends within a length")
+            if shift > 28:
+                raise _damaged(where, begin, "this is no length of a message")
             byte = data[offset]
             offset += 1
             length |= (byte & 0x7F) << shift
@@ -165,47 +183,72 @@ def _frames(data: bytes, where: str) -> list[bytes]:
             if not byte & 0x80:
                 break
         if length > min(_MAX_MESSAGE, len(data) - offset):
-            raise InputError(f"is cut off or damaged at byte {offset}", where=where, expected="a Chakra trace")
-        frames.append(data[offset : offset + length])
+            raise _damaged(
+                where, begin, f"a message of {length} bytes begins here, but {len(data) - offset} bytes are left"
+            )
+        frames.append((begin, data[offset : offset + length]))
         offset += length
     return frames
 
 
-def _attributes(message: Any) -> dict[str, Any]:
+def _attributes(message: Any, where: str, offset: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for attribute in message.attr:
         which = attribute.WhichOneof("value")
-        value: Any = None if which is None else getattr(attribute, which)
-        is_list = value is not None and str(which).endswith("_list")
-        values[attribute.name] = list(value.values) if is_list else value
+        if which is None:
+            raise _damaged(where, offset, f"attribute {attribute.name[:40]!r} has no value")
+        if attribute.name in values:
+            raise _damaged(where, offset, f"attribute {attribute.name[:40]!r} comes twice")
+        value: Any = getattr(attribute, which)
+        values[attribute.name] = list(value.values) if which.endswith("_list") else value
     return values
+
+
+def _message(type_: Any, frame: bytes, where: str, offset: int, what: str) -> Any:
+    """The message in a frame, which must hold nothing that the schema does not know."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        message = type_.FromString(frame)
+    except (DecodeError, ValueError) as error:
+        raise _damaged(where, offset, f"this is no {what}") from error
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != size:
+        raise _damaged(where, offset, f"this is no {what}: it has fields that the schema does not know")
+    return message
 
 
 def decode(data: bytes, where: str = "<bytes>") -> tuple[str, dict[str, Any], list[Node]]:
     """Version, metadata attributes and nodes of one rank's file.
+
+    Framing is strict: every byte must belong to a message, every message to the schema, and the metadata must
+    come first; that no other reader checks this is why damaged traces hang simulators.
 
     Args:
         data: the whole file.
         where: file name for messages.
 
     Raises:
-        InputError: cut off, damaged, or without the metadata that comes first.
+        InputError: cut off, damaged, compressed, or without the metadata that comes first; `where` names the
+            byte at which the faulty message begins.
     """
-    require("google.protobuf", "chakra", "reading and writing Chakra traces")
-    from google.protobuf.message import DecodeError
-
     types = _messages()
-    frames = _frames(data, where)
-    if not frames:
+    if not data:
         raise InputError("is empty", where=where, expected="a Chakra trace")
-    try:
-        head = types["GlobalMetadata"].FromString(frames[0])
-        messages = [types["Node"].FromString(frame) for frame in frames[1:]]
-        nodes = [
+    if data.startswith(b"\x1f\x8b"):
+        raise InputError("is compressed", where=where, expected="a plain Chakra trace", hint="gunzip")
+    frames = _frames(data, where)
+    head = _message(types["GlobalMetadata"], frames[0][1], where, 0, "GlobalMetadata, which comes first in a trace")
+    nodes = []
+    for offset, frame in frames[1:]:
+        if not frame:
+            raise _damaged(where, offset, "a message of no bytes, which readers take for the end of the file")
+        m = _message(types["Node"], frame, where, offset, "Node")
+        if m.type not in _NODE_TYPES:
+            raise _damaged(where, offset, f"node {m.id} has type {m.type}")
+        nodes.append(
             Node(m.id, m.name, NodeType(m.type), tuple(m.data_deps), tuple(m.ctrl_deps), m.duration_micros,
-                 _attributes(m))
-            for m in messages
-        ]  # fmt: skip
-    except (DecodeError, ValueError) as error:
-        raise InputError(f"is no Chakra trace ({error})", where=where) from error
-    return head.version, _attributes(head), nodes
+                 _attributes(m, where, offset), offset)
+        )  # fmt: skip
+    return head.version, _attributes(head, where, 0), nodes
