@@ -78,7 +78,9 @@ def simulate_schedule(schedule: Schedule, size: int | None, *, latency: bool = T
             for group in groups:
                 if free[group] > start:
                     start = free[group]
-                    cause[row] = last_user[group]
+                    # A route may use a vertex's capacity on the way in and out: it then waits for itself.
+                    if last_user[group] != row:
+                        cause[row] = last_user[group]
             occupied = 0
             for group in groups:
                 last_user[group] = row
