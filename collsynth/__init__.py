@@ -29,6 +29,7 @@ _LAZY = {
     "reduce": "collsynth.collective",
     "gather": "collsynth.collective",
     "scatter": "collsynth.collective",
+    "custom": "collsynth.collective",
     "Schedule": "collsynth.schedule",
     "Program": "collsynth.program",
     "TARGETS": "collsynth.program",
@@ -40,6 +41,7 @@ _LAZY = {
     "SynthSpec": "collsynth.synth.spec",
     "SynthResult": "collsynth.synth.spec",
     "lower": "collsynth.lowering",
+    "record": "collsynth.frontend",
     "verify": "collsynth.verifier",
     "simulate": "collsynth.simulator",
 }
@@ -67,12 +69,14 @@ if TYPE_CHECKING:
         allreduce,
         alltoall,
         broadcast,
+        custom,
         gather,
         reduce,
         reduce_scatter,
         scatter,
     )
     from .formats import load_topology, read, write
+    from .frontend import record
     from .lowering import lower
     from .program import TARGETS, Program
     from .schedule import Schedule

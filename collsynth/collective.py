@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,7 +107,7 @@ class Collective:
     """A collective over `nranks` ranks, cut into weighted chunks.
 
     Attributes:
-        name: canonical spelling.
+        name: canonical spelling, or `custom`.
         nranks: number of ranks.
         root: root rank of a rooted collective, None otherwise.
         combining: whether contributions are summed.
@@ -322,6 +322,51 @@ def make(name: str, nranks: int, chunks: int = 1, *, root: int | None = None) ->
         "allgather": allgather, "reducescatter": reduce_scatter, "allreduce": allreduce, "alltoall": alltoall,
     }  # fmt: skip
     return rootless[key](nranks, chunks)
+
+
+def custom(
+    nranks: int,
+    wanted: Mapping[tuple[int, int], tuple[int | Sequence[int], int]],
+    *,
+    units: int | None = None,
+) -> Collective:
+    """A collective of one's own: what every output unit must hold.
+
+    Every rank's input and output have the same size, the payload; in place, the output is the input.
+
+    Args:
+        nranks: number of ranks.
+        wanted: (rank, output unit) -> (source rank, input unit), or (source ranks, input unit) for the sum of
+            their terms.  Outputs that are not named may hold anything.
+        units: units of a buffer; default: as many as are named.
+
+    Raises:
+        InputError: nothing is wanted, or a rank or unit is out of range.
+    """
+    where = "custom collective"
+    chunks: dict[tuple[int, int, tuple[int, ...], int], list[int]] = {}
+    size = 0
+    for (rank, output), (source, place) in wanted.items():
+        sources = tuple(sorted({source} if isinstance(source, int) else set(source)))
+        for r in (rank, *sources):
+            if not 0 <= r < nranks:
+                raise InputError(f"rank {r} is out of range", where=where, expected=f"0..{nranks - 1}")
+        if not sources or min(output, place) < 0:
+            raise InputError(f"output {output} of rank {rank} has no source, or a unit below 0", where=where)
+        chunks.setdefault((sources[0], place, sources, output), []).append(rank)
+        size = max(size, output + 1, place + 1)
+    if not chunks or (units is not None and units < size):
+        raise InputError(f"{size} units are named", where=where, expected=f"1 to {units or 'all'} units")
+    # in the order of owners and places, so that units side by side are chunks side by side
+    keys = sorted(chunks)
+    column = [np.array([key[field] for key in keys], dtype=np.int64) for field in (0, 1, 3)]
+    sizes = np.full(nranks, units or size, dtype=np.int64)
+    return Collective(
+        "custom", nranks, None, any(len(key[2]) > 1 for key in keys), np.ones(len(keys), dtype=np.int64), units or size,
+        sources=RankSets.from_lists([key[2] for key in keys], nranks),
+        destinations=RankSets.from_lists([chunks[key] for key in keys], nranks),
+        owner=column[0], input_offset=column[1], output_offset=column[2], input_units=sizes, output_units=sizes.copy(),
+    )  # fmt: skip
 
 
 #: Collectives whose payload is one shard a rank (nccl-tests' count is one shard's).
