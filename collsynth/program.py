@@ -523,17 +523,17 @@ TARGETS: dict[str, Target] = {
     "msccl-executor": Target(
         "msccl-executor", max_steps=64, max_threadblocks=1024, max_dependency_tb=127, max_channels=32,
         max_tbs_per_channel=32, max_count=71, max_index=32767, multiple_dependencies=False, max_xml_nodes=4095,
-        divisible=True, root_is_zero=True,
+        divisible=True, root_is_zero=True, one_sided=False,
     ),
     "msccl": Target(
         "msccl", max_steps=256, max_threadblocks=216, max_dependency_tb=127, max_channels=32, max_tbs_per_channel=32,
         max_count=71, max_index=32767, multiple_dependencies=False, max_xml_nodes=4095, divisible=True,
-        root_is_zero=True, one_mode=True,
+        root_is_zero=True, one_mode=True, one_sided=False,
     ),
     "rccl": Target(
         "rccl", max_steps=64, max_threadblocks=64, max_dependency_tb=127, max_channels=128, max_tbs_per_channel=32,
         max_count=71, max_index=32767, fused_receive=False, multiple_dependencies=False, max_xml_nodes=4095,
-        divisible=True, root_is_zero=True,
+        divisible=True, root_is_zero=True, one_sided=False,
     ),
     "mscclpp": Target(
         "mscclpp", max_steps=64, divisible=True, root_is_zero=True, one_mode=True, one_sided=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ _ELEMENT_SIZES = (1, 2, 4, 8)
 @click.argument("file")
 @json_option
 def inspect(file: str, as_json: bool) -> None:
-    """What FILE (MSCCL XML, .prog or .sched; - is stdin) is, and exactly when a runtime selects it.
+    """What FILE (MSCCL XML, MSCCL++ plan, .prog or .sched; - is stdin) is, and exactly when a runtime selects it.
 
     The selection rules are those of the runtimes' own sources; whether the program is right is for
     `collsynth verify` to say.
@@ -35,21 +36,19 @@ def inspect(file: str, as_json: bool) -> None:
 
 
 def _document(file: str) -> dict[str, Any]:
-    from ..formats import msccl_xml, parse_topology, sched
+    from ..formats import msccl_xml, mscclpp, parse_topology, sched
     from ..formats.files import read_bytes
 
     data = read_bytes(file)
     label = "<stdin>" if file == "-" else file
     if msccl_xml.looks_like(data):
         source = msccl_xml.parse(data, label)
-        objections = [
-            {
-                "code": note.code, "severity": note.severity, "line": note.line, "message": note.message,
-                "targets": list(note.targets) or ["any"],
-            }
-            for note in source.syntax
-        ]  # fmt: skip
-        return {"file": file, "format": "msccl-xml", **_program(source.program, objections)}
+        return {"file": file, "format": "msccl-xml", **_program(source.program, _objections(source.syntax))}
+    if mscclpp.looks_like(data):
+        plan = mscclpp.parse(data, label)
+        document = _program(plan.program, _objections(plan.syntax), plan.options)
+        document["notes"] += [f"not held: {loss}" for loss in plan.losses]
+        return {"file": file, "format": "mscclpp", **document}
     if sched.looks_like(data):
         value = sched.parse(data, label)
         if isinstance(value, Schedule):
@@ -58,12 +57,25 @@ def _document(file: str) -> dict[str, Any]:
     try:
         parse_topology(data.decode("utf-8", errors="replace"), label)
     except InputError:
-        raise InputError("is no program and no schedule", where=label, expected="MSCCL XML, .prog or .sched") from None
+        raise InputError(
+            "is no program and no schedule", where=label, expected="MSCCL XML, an MSCCL++ plan, .prog or .sched"
+        ) from None
     raise InputError("is a machine", where=label, expected="a program or schedule", hint="collsynth topo show")
 
 
-def _program(program: Program, objections: list[dict[str, Any]]) -> dict[str, Any]:
+def _objections(notes: Sequence[Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "code": note.code, "severity": note.severity, "line": note.line, "message": note.message,
+            "targets": list(note.targets) or ["any"],
+        }
+        for note in notes
+    ]  # fmt: skip
+
+
+def _program(program: Program, objections: list[dict[str, Any]], options: Any = None) -> dict[str, Any]:
     """The document of a program; `objections` are what runtimes' parsers refuse in its text."""
+    from ..formats import mscclpp
     from ..formats.msccl_xml import OPERATIONS, predicate
     from ..limits import longest_threadblock
 
@@ -71,8 +83,9 @@ def _program(program: Program, objections: list[dict[str, Any]]) -> dict[str, An
     operations = Counter(Op(op).name.lower() for op in program.op.tolist())
     messages = sum(n for name, n in operations.items() if name == "send" or name.endswith("_send"))
     selected = {}
-    for name in _RUNTIMES:
-        rule = predicate(program, TARGETS[name])
+    runtimes = ("mscclpp",) if program.one_sided else _RUNTIMES
+    for name in runtimes:
+        rule = mscclpp.predicate(program, options) if name == "mscclpp" else predicate(program, TARGETS[name])
         refused = [f"line {o['line']}: {o['message']}" for o in objections
                    if o["severity"] == "error" and (name in o["targets"] or "any" in o["targets"])]  # fmt: skip
         limits = _limit_broken(program, name)
@@ -130,6 +143,8 @@ def _limit_broken(program: Program, name: str) -> str | None:
     from ..limits import check_limits, fused_receives
 
     target = TARGETS[name]
+    if name == "mscclpp":
+        return None  # its limits are on operations, which the plan's own objections name
     if not target.fused_receive and (fused := fused_receives(program)):
         return f"{fused} fused steps (rcs, rrc, rrs, rrcs), which {name} never runs"
     try:

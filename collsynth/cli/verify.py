@@ -29,7 +29,7 @@ _SHOWN = 20
 def verify(
     files: tuple[str, ...], collective: str | None, target: str, jobs: int, show_all: bool, as_json: bool
 ) -> None:
-    """Prove programs (MSCCL XML, .prog) and schedules (.sched): data, reduction, races, deadlock, limits.
+    """Prove programs (MSCCL XML, MSCCL++ plans, .prog) and schedules (.sched): data, races, deadlock, limits.
 
     A FILE may be a directory (all files in it) or - for standard input.  Exit code 0: every file is
     right; 1: some file is wrong, or cannot be judged because its collective is unknown and -c is not
@@ -114,7 +114,7 @@ def _entry(
 
 def _read(path: str) -> tuple[str, Any, Any]:
     """(format, schedule or program, source text of a program)."""
-    from ..formats import msccl_xml, parse_topology
+    from ..formats import msccl_xml, mscclpp, parse_topology
     from ..formats.files import read_bytes
     from ..program import Program
 
@@ -123,12 +123,15 @@ def _read(path: str) -> tuple[str, Any, Any]:
     if msccl_xml.looks_like(data):
         source = msccl_xml.parse(data, label)
         return "msccl-xml", source.program, source
+    if mscclpp.looks_like(data):
+        plan = mscclpp.parse(data, label)
+        return "mscclpp", plan.program, plan
     from ..formats import sched
 
     if sched.looks_like(data):
         value = sched.parse(data, label)
         return "prog" if isinstance(value, Program) else "sched", value, None
-    expected = "MSCCL XML, .sched or .prog"
+    expected = "MSCCL XML, an MSCCL++ plan, .sched or .prog"
     try:
         parse_topology(data.decode("utf-8", errors="replace"), label)
     except InputError:

@@ -177,12 +177,12 @@ def _with_multicast(machine: Topology) -> Topology:
 
 
 def read(path: str | Path) -> Program | Schedule | Topology:
-    """What a file holds, recognised by its content: MSCCL XML, `.sched`, `.prog`, or a machine.
+    """What a file holds, recognised by its content: MSCCL XML, MSCCL++ plan, `.sched`, `.prog`, or a machine.
 
     Raises:
         InputError: none of them, or the file is wrong; the message says what was seen.
     """
-    from . import msccl_xml, nvidia_smi, sched, topology_native
+    from . import msccl_xml, mscclpp, nvidia_smi, sched, topology_native
 
     data = read_bytes(path)
     source = _label(str(path))
@@ -190,13 +190,15 @@ def read(path: str | Path) -> Program | Schedule | Topology:
         return sched.parse(data, source)
     if msccl_xml.looks_like(data):
         return msccl_xml.parse(data, source).program
+    if mscclpp.looks_like(data):
+        return mscclpp.parse(data, source).program
     text = decode(data, source) if len(data) <= MAX_TOPOLOGY_BYTES and b"\0" not in data else ""
     if topology_native.looks_like(text) or nvidia_smi.looks_like(text):
         return parse_topology(text, source)
     raise InputError(
         f"this is nothing that collsynth reads: {_seen(text) if text or not data else 'it is binary'}",
         where=source,
-        expected="MSCCL XML, .sched, .prog, the native topology format or `nvidia-smi topo -m`",
+        expected="MSCCL XML, an MSCCL++ plan, .sched, .prog, the native topology format or `nvidia-smi topo -m`",
     )
 
 
@@ -208,8 +210,8 @@ def write(
     size: int | None = None,
     force: bool = False,
 ) -> None:
-    """Write by suffix: a Program as `.xml` (MSCCL XML), `.prog` (lossless) or `.et` (Chakra, one file a
-    rank), a Schedule as `.sched`, a Topology as `.yaml`, `.yml` or `.json`.
+    """Write by suffix: a Program as `.xml` (MSCCL XML), `.json` (MSCCL++ plan), `.prog` (lossless) or
+    `.et` (Chakra, one file a rank), a Schedule as `.sched`, a Topology as `.yaml`, `.yml` or `.json`.
 
     Args:
         value: what to write.
@@ -228,6 +230,10 @@ def write(
         from . import msccl_xml
 
         msccl_xml.write(value, path, target=target, force=force)
+    elif isinstance(value, Program) and suffix == ".json":
+        from . import mscclpp
+
+        mscclpp.write(value, path, force=force)
     elif isinstance(value, Program) and suffix == ".et":
         if size is None:
             raise InputError("a Chakra trace carries byte counts", where=str(path), expected="a size (-s)")
@@ -243,7 +249,7 @@ def write(
 
         topology_native.write(value, path, force=force)
     else:
-        suits = {"Program": ".xml, .prog or .et", "Schedule": ".sched", "Topology": ".yaml, .yml or .json"}
+        suits = {"Program": ".xml, .json, .prog or .et", "Schedule": ".sched", "Topology": ".yaml, .yml or .json"}
         raise InputError(
             f"a {kind} is not written as {suffix or 'a file without suffix'}",
             where=str(path),
