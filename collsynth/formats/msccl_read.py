@@ -472,11 +472,10 @@ class _Reader:
 
     def buffer_sizes(self, collective: str, nranks: int, nunits: int, declared: IntArray) -> tuple[IntArray, IntArray]:
         """Input and output units: what the collective makes them, or as declared when it is unknown."""
-        if not collective:
-            return declared[:, 0].copy(), declared[:, 1].copy()
         whole = np.full(nranks, nunits, dtype=np.int64)
         shard = np.full(nranks, nunits // nranks, dtype=np.int64)
         at_root = np.where(np.arange(nranks) == 0, nunits, 0).astype(np.int64)
+        # msccl holds a custom program's buffers to the whole payload, though their sizes are as declared
         sizes = {
             "allgather": (shard, whole), "reducescatter": (whole, shard),
             "gather": (shard, at_root), "scatter": (at_root, shard),
@@ -488,11 +487,11 @@ class _Reader:
             odd = np.flatnonzero((declared[:, index] != 0) & (declared[:, index] != size))
             if len(odd):
                 rank = int(odd[0])
-                message = f"{label}={declared[rank, index]}, but {collective} of {nunits} chunks makes it {size[rank]}"
+                message = f"{label}={declared[rank, index]}, but {collective or 'a program'} of {nunits} chunks makes it {size[rank]}"
                 self.notes.append(
                     SyntaxNote("X-CHUNKS", "error", self.gpus[rank][0], message, ("msccl",), rank)
                 )  # fmt: skip
-        return sizes[0].copy(), sizes[1].copy()
+        return (sizes[0].copy(), sizes[1].copy()) if collective else (declared[:, 0].copy(), declared[:, 1].copy())
 
 
 _GOOD_TAG = re.compile(rb'<(?:/\w+|\w+(?: \w+="[^"<&]*")*(?: ?/)?)>')

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ..collective import Collective, canonical_name
 from ..errors import InputError, VerificationError
 from ..program import TARGETS, Program, Target
 from ..schedule import Schedule
+from .codes import CODES, CURES
+from .limits import accepted_by
 from .program import verify_program
-from .report import CODES, Finding, Report, Severity, error, make_report
+from .report import Finding, Report, Severity, error, make_report
 from .schedule import check_schedule
 
-__all__ = ["CODES", "Finding", "Report", "Severity", "Source", "require_verified", "verify"]
+__all__ = ["CODES", "CURES", "Finding", "Report", "Severity", "Source", "accepted_by", "require_verified", "verify"]
 
 _CACHE: OrderedDict[tuple[str, ...], Report] = OrderedDict()
 _CACHE_ENTRIES = 512
@@ -57,6 +60,7 @@ def verify(
     target: Target = TARGETS["any"],
     collective: Collective | str | None = None,
     source: Source | None = None,
+    deterministic: bool = False,
 ) -> Report:
     """Prove a schedule or a program.
 
@@ -66,6 +70,7 @@ def verify(
         collective: what to judge a program against when it does not say, or says another one.  A schedule
             holds its own collective; a name given here must agree with it.
         source: the text that a program came from, for file:line in findings, publishing flags and syntax.
+        deterministic: whether replicas of a sum that may differ in the last bits are an error.
 
     Returns:
         The verdict with every finding; `stamp` is the content hash when it is ok.
@@ -76,14 +81,14 @@ def verify(
     if not isinstance(obj, Schedule | Program):
         raise InputError(f"{type(obj).__name__} cannot be verified", expected="a schedule or a program")
     named = canonical_name(collective) if isinstance(collective, str) else collective
-    key = (obj.content_hash(), target.name, repr(target), _collective_key(named))
+    key = (obj.content_hash(), target.name, repr(target), _collective_key(named), str(deterministic))
     if source is None and key in _CACHE:
         _CACHE.move_to_end(key)
         return _CACHE[key]
     if isinstance(obj, Schedule):
-        report = _verify_schedule(obj, named, key[0])
+        report = _verify_schedule(obj, named, key[0], deterministic)
     else:
-        report = verify_program(obj, target, named, source, key[0])
+        report = verify_program(obj, target, named, source, key[0], deterministic)
     if source is None:
         _CACHE[key] = report
         if len(_CACHE) > _CACHE_ENTRIES:
@@ -111,12 +116,15 @@ def _collective_key(collective: Collective | str | None) -> str:
     return collective.content_hash() if isinstance(collective, Collective) else collective or ""
 
 
-def _verify_schedule(schedule: Schedule, collective: Collective | str | None, content_hash: str) -> Report:
+def _verify_schedule(
+    schedule: Schedule, collective: Collective | str | None, content_hash: str, deterministic: bool
+) -> Report:
     own = schedule.collective
     findings: list[Finding] = []
     if isinstance(collective, str) and collective != own.name:
         findings.append(error("E-COLLECTIVE", f"the schedule is for {own.name}, not {collective}"))
     elif isinstance(collective, Collective) and collective.content_hash() != own.content_hash():
         findings.append(error("E-COLLECTIVE", f"the schedule's {own.name} is not the {collective.name} that was given"))
-    findings += check_schedule(schedule)
-    return make_report(findings, content_hash, own.name, own.nranks)
+    found, depth = check_schedule(schedule, deterministic=deterministic)
+    report = make_report(findings + found, content_hash, own.name, own.nranks, depth)
+    return report if report.ok else replace(report, reduction_depth=None)

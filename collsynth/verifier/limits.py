@@ -4,36 +4,89 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
-from ..program import READING, WRITING, Op, Program, Target
-from .report import Finding, error, warning
+import numpy as np
+
+from ..program import READING, TARGETS, WRITING, Op, Program, Target
+from .report import Finding, Severity, error, warning
 from .structure import Table
 
-_FUSED = frozenset(
-    int(o) for o in (Op.RECV_COPY_SEND, Op.RECV_REDUCE_COPY, Op.RECV_REDUCE_SEND, Op.RECV_REDUCE_COPY_SEND)
-)
-_READING = frozenset(int(o) for o in READING)
-_WRITING = frozenset(int(o) for o in WRITING)
+_FUSED = [int(o) for o in (Op.RECV_COPY_SEND, Op.RECV_REDUCE_COPY, Op.RECV_REDUCE_SEND, Op.RECV_REDUCE_COPY_SEND)]
+_READING = [int(o) for o in READING]
+_WRITING = [int(o) for o in WRITING]
 
 
-def check_limits(program: Program, table: Table, target: Target) -> Iterator[Finding]:
-    """Findings for every limit of `target` that the program breaks."""
-    yield from _check_nops(table, target)
-    yield from _check_ranks(table, target)
+def check_limits(program: Program, table: Table | None, target: Target) -> Iterator[Finding]:
+    """Findings for every limit of `target` that the program breaks (`table`: the program's, if there is one)."""
+    suspicious = _suspicious_rows(program, target)
+    nops = bool((program.op == Op.NOP).any())
+    if table is None and (len(suspicious) or nops):
+        table = Table(program)
+    if nops and table is not None:
+        yield from _check_nops(table, target)
+    yield from _check_ranks(program, target)
     if target.max_channels is not None and program.nchannels > target.max_channels:
         yield error("E-LIMIT-CHANNELS", f"{program.nchannels} channels; {target.name} has {target.max_channels}")
     if target.root_is_zero and program.root:
         yield error("E-LIMIT-ROOT", f"root {program.root}; {target.name} knows root 0 only", rank=program.root)
-    for row in range(program.nrows):
-        yield from _check_row(table, target, row)
+    if table is not None:
+        for row in suspicious.tolist():
+            yield from _check_row(table, target, row)
 
 
-def _check_ranks(table: Table, target: Target) -> Iterator[Finding]:
-    program = table.program
-    tbs, steps = Counter(table.tb_rank), Counter[int]()
+#: Errors that a runtime's parser does not make: it loads the file and never selects, or does not run, it.
+_NOT_PARSED = frozenset({"X-WINDOW", "X-MODES", "E-LIMIT-FUSED", "E-LIMIT-ROOT"})
+
+
+def accepted_by(program: Program, source: Any) -> tuple[str, ...]:
+    """The runtimes whose parser takes the text of an MSCCL XML file (which need not mean that it runs or is right).
+
+    Args:
+        program: what the text says.
+        source: the text (`collsynth.formats.msccl_xml.ProgramSource`).
+    """
+    table = Table(program)
+    peers = np.stack((program.tb_send, program.tb_recv))
+    if ((peers == program.tb_rank) | (peers >= program.nranks)).any():
+        return ()
+    names = []
+    for name in ("msccl", "msccl-executor", "rccl"):
+        refused = {f.code for f in check_limits(program, table, TARGETS[name]) if f.severity is Severity.ERROR}
+        refused |= {n.code for n in source.syntax if n.severity == "error" and (not n.targets or name in n.targets)}
+        if not refused - _NOT_PARSED:
+            names.append(name)
+    return tuple(names)
+
+
+def _suspicious_rows(program: Program, target: Target) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Rows that break a limit of single rows."""
+    odd = np.zeros(program.nrows, dtype=bool)
+    if target.max_count is not None:
+        odd |= program.count > target.max_count
+    if target.max_index is not None:
+        odd |= np.isin(program.op, _READING) & (program.src_index > target.max_index)
+        odd |= np.isin(program.op, _WRITING) & (program.dst_index > target.max_index)
+    if not target.fused_receive:
+        odd |= np.isin(program.op, _FUSED)
+    if not target.multiple_dependencies:
+        odd |= np.diff(program.dep_ptr) > 1
+    if target.max_dependency_tb is not None and len(program.dep_tb):
+        waiting = np.repeat(np.arange(program.nrows), np.diff(program.dep_ptr))
+        odd[waiting[program.dep_tb > target.max_dependency_tb]] = True
+    return np.flatnonzero(odd)
+
+
+def _check_ranks(program: Program, target: Target) -> Iterator[Finding]:
+    limits = (target.max_channels, target.max_steps, target.max_threadblocks, target.max_xml_nodes,
+              target.max_tbs_per_channel)  # fmt: skip
+    if all(limit is None for limit in limits):
+        return
+    tb_rank, tb_ptr = program.tb_rank.tolist(), program.tb_ptr.tolist()
+    tbs, steps = Counter(tb_rank), Counter[int]()
     users: dict[str, Counter[tuple[int, int]]] = {"sending": Counter(), "receiving": Counter()}
-    for tb, (rank, tb_id) in enumerate(zip(table.tb_rank, table.tb_id, strict=True)):
-        length = table.tb_ptr[tb + 1] - table.tb_ptr[tb]
+    for tb, (rank, tb_id) in enumerate(zip(tb_rank, program.tb_id.tolist(), strict=True)):
+        length = tb_ptr[tb + 1] - tb_ptr[tb]
         steps[rank] += length
         channel = int(program.tb_channel[tb])
         if target.max_channels is not None and not 0 <= channel < max(1, program.nchannels):

@@ -18,8 +18,10 @@ from ..program import READING, WRITING, Buffer, Program, Target
 from .blame import Blame
 from .limits import check_limits
 from .memory import Goal, Layout, collective_of, fits, goal_of, layout_of
+from .onesided import check_one_sided
+from .quick import Drift, prove
 from .races import find_races, vector_clocks
-from .report import Finding, Report, Severity, error, make_report
+from .report import Finding, Report, Severity, error, make_report, warning
 from .structure import Structure, Table, build_structure
 from .symbolic import Execution
 
@@ -28,25 +30,55 @@ _WRITING = frozenset(int(o) for o in WRITING)
 
 
 def verify_program(
-    program: Program, target: Target, collective: Collective | str | None, source: Any, content_hash: str
-) -> Report:
+    program: Program, target: Target, collective: Collective | str | None, source: Any, content_hash: str,
+    deterministic: bool = False,
+) -> Report:  # fmt: skip
     """The verdict on a program (arguments as `collsynth.verifier.verify`)."""
-    flags = None if source is None or source.flags is None else np.asarray(source.flags).tolist()
-    structure = build_structure(program, flags)
-    findings = list(structure.findings)
-    ranges = list(_check_ranges(structure.table))
-    findings += ranges
+    flags = None if source is None or source.flags is None else np.asarray(source.flags, dtype=bool)
     judged, asked, problem = _judged(program, collective)
-    if problem is not None:
-        findings.append(problem)
-    if structure.sound and not ranges and (problem is None or problem.code == "E-NOT-JUDGED"):
-        findings += _check_data(structure, judged, asked)
-    findings += check_limits(program, structure.table, target)
+    if program.one_sided or target.one_sided:
+        judgeable = problem is None or problem.code == "E-NOT-JUDGED"
+        goal = goal_of(judged, asked) if judgeable else None
+        found = check_one_sided(judged, goal, target, [] if problem is None else [problem])
+        if source is not None:
+            found = [_located(finding, source) for finding in (*found, *_syntax(source, target))]
+        name = asked.name if asked is not None else judged.collective
+        return make_report(_distinct(found), content_hash, name, program.nranks)
+    proof = None if asked is None or problem is not None else prove(judged, asked, flags, _modes(judged))
+    table = None
+    if proof is not None:
+        findings = [_drifting(drift, len(_modes(judged)), deterministic) for drift in proof.drift]
+    else:
+        structure = build_structure(program, None if flags is None else flags.tolist())
+        table = structure.table
+        findings = list(structure.findings)
+        ranges = list(_check_ranges(table))
+        findings += ranges
+        if problem is not None:
+            findings.append(problem)
+        if structure.sound and not ranges and (problem is None or problem.code == "E-NOT-JUDGED"):
+            findings += _check_data(structure, judged, asked)
+    findings += check_limits(program, table, target)
     if source is not None:
         findings += _syntax(source, target)
         findings = [_located(finding, source) for finding in findings]
     name = asked.name if asked is not None else judged.collective
-    return make_report(_distinct(findings), content_hash, name, program.nranks)
+    depth = None if proof is None else proof.depth
+    return make_report(_distinct(findings), content_hash, name, program.nranks, depth)
+
+
+def _drifting(drift: Drift, nmodes: int, deterministic: bool) -> Finding:
+    label = f"{'in place' if drift.in_place else 'out of place'}: " if nmodes > 1 else ""
+    message = (
+        f"{label}ranks {drift.one} and {drift.two} add the terms of unit {drift.place} in different trees, and so "
+        f"for {drift.places} of {drift.total} units: replicas may differ in the last bits"
+    )
+    return (error if deterministic else warning)("W-REPLICA-DRIFT", message, rank=drift.two)
+
+
+def _modes(program: Program) -> list[bool]:
+    """In place (True), out of place (False): the modes to judge."""
+    return [mode for mode, wanted in ((True, program.in_place), (False, program.out_of_place)) if wanted] or [False]
 
 
 def _judged(program: Program, collective: Collective | str | None) -> tuple[Program, Collective | None, Finding | None]:
@@ -100,29 +132,41 @@ def _check_ranges(table: Table) -> Iterator[Finding]:
 
 def _check_data(structure: Structure, program: Program, collective: Collective | None) -> list[Finding]:
     """Races, undefined reads, result and input, in every mode that the program declares."""
-    modes = [mode for mode, wanted in ((True, program.in_place), (False, program.out_of_place)) if wanted] or [False]
+    modes = _modes(program)
     goal, clocks = goal_of(program, collective), vector_clocks(structure)
     findings: list[Finding] = []
     for in_place in modes:
         layout = layout_of(program, in_place=in_place)
-        found = find_races(structure, layout, clocks) + _check_result(structure, layout, goal)
+        found, racing = find_races(structure, layout, clocks)
+        found += _check_result(structure, layout, goal, racing)
         label = "in place" if in_place else "out of place"
         findings += [replace(f, message=f"{label}: {f.message}") for f in found] if len(modes) > 1 else found
     return findings
 
 
-def _check_result(structure: Structure, layout: Layout, goal: Goal) -> list[Finding]:
-    execution = Execution(structure, layout, goal).run()
+def _check_result(structure: Structure, layout: Layout, goal: Goal, racing: set[int]) -> list[Finding]:
+    """Undefined reads, wrong results and lost input, as far as no race has a say in them.
+
+    Data that a race touches is what one interleaving made of it: there the race is the finding.
+    """
+    execution = Execution(structure, layout, goal, trace=bool(racing)).run()
+    lucky = execution.touched_by(racing) if racing else set()
     findings = list(execution.undefined)
     wrong = _wrong_outputs(execution)
+    if lucky:
+        assert execution.trace is not None
+        writer, stride = execution.trace.writer, execution.trace.stride
+        first = [bases[Buffer.OUTPUT] for bases in layout.base]
+        wrong = [(rank, unit) for rank, unit in wrong if writer[rank][first[rank] + unit] // stride not in lucky]
     if wrong:
-        traced = Execution(structure, layout, goal, trace=True).run()
+        traced = execution if racing else Execution(structure, layout, goal, trace=True).run()
         findings += traced.odd_sums
         findings += Blame(traced).findings(wrong)
     for rank, keeps in enumerate(layout.keeps_input):
         if keeps:
             findings += _check_input(execution, rank)
-    return findings
+    places = {tuple(execution.table.at(row).values()) for row in lucky}
+    return [f for f in findings if (f.rank, f.threadblock, f.step) not in places]
 
 
 def _wrong_outputs(execution: Execution) -> list[tuple[int, int]]:

@@ -136,8 +136,14 @@ class _Races:
             self.races[other, row] = (rank, cell, f"{one} {two}")
 
 
-def find_races(structure: Structure, layout: Layout, clocks: list[list[int]]) -> list[Finding]:
-    """Two findings a race, one at each of its steps, each naming the other (`clocks`: `vector_clocks`)."""
+def find_races(structure: Structure, layout: Layout, clocks: list[list[int]]) -> tuple[list[Finding], set[int]]:
+    """Two findings a race, one at each of its steps, each naming the other, and the rows of these steps.
+
+    Args:
+        structure: of a sound program.
+        layout: the mode.
+        clocks: of `vector_clocks`.
+    """
     races = _Races(structure, layout, clocks)
     races.run()
     table, findings = structure.table, []
@@ -147,4 +153,4 @@ def find_races(structure: Structure, layout: Layout, clocks: list[list[int]]) ->
         for here, there, does, did in ((row, other, two, one), (other, row, one, two)):
             message = f"{table.name(here)} {does} {place}, which {table.name(there)} {did}, and nothing orders them"
             findings.append(error("E-RACE", message, **table.at(here)))
-    return findings
+    return findings, {row for pair in races.races for row in pair}

@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .codes import CODES
+
+__all__ = ["CODES", "MAX_PER_CODE", "Finding", "Report", "Severity", "error", "make_report", "warning"]
+
 #: Findings of one code that a report lists one by one; the rest are counted in a last one.
 MAX_PER_CODE = 1000
 
@@ -16,56 +20,6 @@ class Severity(StrEnum):
 
     ERROR = "error"
     WARNING = "warning"
-
-
-#: Stable codes and what each means (docs/verification.md prints this table).
-CODES: dict[str, str] = {
-    # schedules
-    "E-ROUTE": "a row's route is no connected path from its source to its destination through vertices that are "
-    "no ranks",
-    "E-SELF": "a row sends a chunk from a rank to itself",
-    "E-ABSENT": "a row sends a chunk that its source does not hold at that level",
-    "E-ORDER": "two arrivals of one level do not commute, so the result is not defined",
-    "E-REDUCE": "a row adds where nothing may be added",
-    "E-GROUP": "rows declared as one multicast or in-network reduction are none",
-    "E-SYMMETRY": "the generators of the orbit form do not give a full set of rows",
-    "W-REDUNDANT": "a row brings a chunk to a rank that holds it already",
-    # both
-    "E-DOUBLE": "a contribution is added twice",
-    "E-POST": "an output does not hold what the collective asks for",
-    "E-COLLECTIVE": "the collective does not fit, or does not fit the one that was given",
-    "E-NOT-JUDGED": "the collective is not known, so the result cannot be judged (give it with -c)",
-    # programs
-    "E-RANGE": "an operand lies outside its buffer",
-    "E-SIZE": "a declared buffer size does not fit the collective's arithmetic",
-    "E-PEER": "a step needs a peer that its threadblock does not have, or a peer is no other rank",
-    "E-CONN-SHARED": "a connection (source, destination, channel) is used by two threadblocks of one rank",
-    "E-CHANNEL": "a channel number is not below the number of channels",
-    "E-PAIRING": "the two ends of a connection do not exchange the same messages",
-    "E-DEP": "a step waits for a step that does not exist or never publishes its index",
-    "E-DEADLOCK": "steps wait for each other in a circle",
-    "E-RACE": "two conflicting accesses are not ordered",
-    "E-UNDEFINED-READ": "a step reads memory that nobody wrote",
-    "E-MIX": "a step adds data of different places",
-    "E-CLOBBER": "the input buffer is not intact at the end although it must be",
-    "E-UNSUPPORTED": "an instruction that this prover cannot execute",
-    "W-NOP": "a nop that carries no dependency, or is followed by no step that carries one",
-    "W-EMPTY": "a step that moves nothing",
-    # target limits
-    "E-LIMIT-STEPS": "more steps in a threadblock than the target allows",
-    "E-LIMIT-TBS": "more threadblocks on a rank than the target allows",
-    "E-LIMIT-DEP-TB": "a dependency on a threadblock whose id is too large for the target",
-    "E-LIMIT-CHANNELS": "more channels than the target has",
-    "E-LIMIT-TBS-PER-CHANNEL": "more sending or receiving threadblocks on one channel of a rank than the target allows",
-    "E-LIMIT-COUNT": "a step moves more units than the target allows",
-    "E-LIMIT-INDEX": "an operand's index is larger than the target allows",
-    "E-LIMIT-FUSED": "a fused receive that the target does not run",
-    "E-LIMIT-DEPS": "several dependencies on one step, which the target can only carry on nops",
-    "E-LIMIT-NODES": "more XML nodes for one rank than the target reads",
-    "E-LIMIT-ROOT": "a root other than 0, which the target cannot express",
-    "E-LIMIT-NOP": "a nop that the target does not accept where it stands",
-    "E-READ": "the file cannot be read (`collsynth verify --json` only)",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +67,8 @@ class Report:
         stamp: content hash of what was proven when ok, None otherwise.
         collective: canonical name of what it was judged against, "" when it was not judged.
         nranks: ranks.
+        reduction_depth: additions on the longest way from a term to a result, which error bounds of floating
+            point grow with; None when not known (wrong, or not judged).
     """
 
     ok: bool
@@ -120,11 +76,42 @@ class Report:
     stamp: str | None
     collective: str
     nranks: int
+    reduction_depth: int | None = None
 
     @property
     def errors(self) -> tuple[Finding, ...]:
         """The findings that make the verdict "no"."""
         return tuple(f for f in self.findings if f.severity is Severity.ERROR)
+
+    @property
+    def race(self) -> bool:
+        """Whether two accesses are not ordered."""
+        return any(f.code == "E-RACE" for f in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in one word.
+
+        BROKEN: the ends do not fit together.  DEADLOCK: it does not end.  WRONG: it ends with a wrong result.
+        RACE: it ends, and the result is a matter of luck.  RUNS: it ends, and nobody knows what it should do.
+        REFUSED: it is right, and the target does not take it.  OK.
+        """
+        codes = {f.code for f in self.errors}
+        for word, members in _VERDICTS.items():
+            if codes & members:
+                return word
+        return "REFUSED" if codes else "OK"
+
+
+#: Codes that decide a verdict, the first match wins; all other errors are rules of a target.
+_VERDICTS = {
+    "BROKEN": {"E-CONN-SHARED", "E-PAIRING", "E-SIZE", "E-PEER", "E-CHANNEL", "E-RANGE", "E-UNSUPPORTED", "E-ROUTE",
+               "E-SELF", "E-GROUP", "E-SYMMETRY", "E-READ"},
+    "DEADLOCK": {"E-DEADLOCK", "E-DEP"},
+    "WRONG": {"E-POST", "E-CLOBBER", "E-UNDEFINED-READ", "E-MIX", "E-DOUBLE", "E-ABSENT", "E-ORDER", "E-REDUCE",
+              "E-COLLECTIVE", "W-REPLICA-DRIFT"},
+    "RUNS": {"E-NOT-JUDGED"}, "RACE": {"E-RACE"},
+}  # fmt: skip
 
 
 def error(
@@ -141,7 +128,9 @@ def warning(
     return Finding(code, Severity.WARNING, message, rank, threadblock, step)
 
 
-def make_report(findings: Iterable[Finding], content_hash: str, collective: str, nranks: int) -> Report:
+def make_report(
+    findings: Iterable[Finding], content_hash: str, collective: str, nranks: int, depth: int | None = None
+) -> Report:
     """Sort, cut each code to `MAX_PER_CODE` findings (saying how many more there are), and judge."""
     everything = list(findings)
     totals = Counter(f.code for f in everything)
@@ -156,4 +145,4 @@ def make_report(findings: Iterable[Finding], content_hash: str, collective: str,
             kept.append(Finding(finding.code, finding.severity, f"and {more} more findings of this kind"))
     kept.sort(key=lambda f: f.severity is not Severity.ERROR)
     ok = not any(f.severity is Severity.ERROR for f in everything)
-    return Report(ok, tuple(kept), content_hash if ok else None, collective, nranks)
+    return Report(ok, tuple(kept), content_hash if ok else None, collective, nranks, depth)

@@ -29,17 +29,20 @@ WordArray = NDArray[np.uint64]
 _STATE_WORDS = 1 << 22
 
 
-def check_schedule(schedule: Schedule) -> Iterator[Finding]:
-    """Every finding about a schedule (orbit form is expanded first, then proven row by row)."""
+def check_schedule(schedule: Schedule, *, deterministic: bool = False) -> tuple[list[Finding], int | None]:
+    """Every finding about a schedule, and the depth of its sums (additions on the longest way, 0 if it only copies).
+
+    Orbit form is proven by `orbits` where that can be; else it is expanded and proven row by row.
+    """
     try:
         explicit = schedule.expand()
     except InputError as problem:
-        yield error("E-SYMMETRY", str(problem))
-        return
-    yield from _check_routes(explicit)
+        return [error("E-SYMMETRY", str(problem))], None
+    findings = [*_check_routes(explicit)]
     if explicit.group is not None:
-        yield from _check_groups(explicit)
-    yield from _check_data(explicit)
+        findings += _check_groups(explicit)
+    data, depth = _check_data(explicit, deterministic)
+    return findings + data, depth
 
 
 def _name(schedule: Schedule, row: int) -> str:
@@ -173,20 +176,37 @@ def _phases(schedule: Schedule, rows: IntArray) -> tuple[IntArray, IntArray, Int
     return rows[order], dense[order], arrival
 
 
-def _check_data(schedule: Schedule) -> Iterator[Finding]:
+def _check_data(schedule: Schedule, deterministic: bool) -> tuple[list[Finding], int]:
     collective = schedule.collective
+    findings: list[Finding] = []
     if not collective.combining:
         for row in _rows(schedule.reduce):
             message = f"{_name(schedule, row)} adds, but {collective.name} only copies"
-            yield error("E-REDUCE", message, **_at(schedule, row))
+            findings.append(error("E-REDUCE", message, **_at(schedule, row)))
     words = (collective.nranks + 63) // 64 if collective.combining else 1
     batch = max(1, _STATE_WORDS // (collective.nranks * words))
     by_chunk = np.argsort(schedule.chunk, kind="stable")
     starts = np.searchsorted(schedule.chunk[by_chunk], np.arange(0, collective.nchunks + batch, batch))
+    depth, drifting, example = 0, 0, ""
     for number, first in enumerate(range(0, collective.nchunks, batch)):
         last = min(first + batch, collective.nchunks)
-        rows = by_chunk[starts[number] : starts[number + 1]]
-        yield from _Batch(schedule, first, last, words).run(rows)
+        run = _Batch(schedule, first, last, words)
+        findings += run.run(by_chunk[starts[number] : starts[number + 1]])
+        depth = max(depth, run.deepest)
+        drifting += run.drifting
+        example = example or run.drift_example
+    if drifting:
+        message = f"{example}; so for {drifting} chunks of {collective.nchunks}: replicas may differ in the last bits"
+        findings.append((error if deterministic else warning)("W-REPLICA-DRIFT", message))
+    return findings, depth
+
+
+def _mix(one: WordArray, two: WordArray) -> WordArray:
+    """A hash of two hashes that does not depend on their order (multiply and shift, as in splitmix64)."""
+    low, high = np.minimum(one, two), np.maximum(one, two)
+    value = low * np.uint64(0x9E3779B97F4A7C15) + (high ^ high >> np.uint64(29)) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ value >> np.uint64(30)) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(value ^ value >> np.uint64(31))
 
 
 class _Batch:
@@ -201,8 +221,12 @@ class _Batch:
             own = np.zeros((nranks, words), dtype=np.uint64)
             own[np.arange(nranks), np.arange(nranks) // 64] = np.uint64(1) << (np.arange(nranks) % 64).astype(np.uint64)
             self.state: WordArray = np.where(holds[:, :, None], own[None], np.uint64(0)).reshape(-1, words)
+            #: hash of the tree in which a place's sum was added, and the additions on its longest way
+            self.tree: WordArray = np.tile(np.arange(1, nranks + 1, dtype=np.uint64), last - first)
+            self.depth = np.zeros(len(self.state), dtype=np.int32)
         else:
             self.state = holds.astype(np.uint64).reshape(-1, 1)
+        self.deepest, self.drifting, self.drift_example = 0, 0, ""
         self.findings: list[Finding] = []
         #: (place, terms lost, row) of copies that overwrote terms they do not bring
         self.losses: list[tuple[IntArray, WordArray, IntArray]] = []
@@ -223,7 +247,8 @@ class _Batch:
 
     def _level(self, rows: IntArray, arrival: IntArray) -> None:
         schedule = self.schedule
-        sent = self.state[self._place(rows, schedule.src[rows])]
+        source = self._place(rows, schedule.src[rows])
+        sent = self.state[source]
         present = sent.any(axis=1)
         for i in np.flatnonzero(~present)[: MAX_PER_CODE + 1]:
             row = int(rows[i])
@@ -231,9 +256,17 @@ class _Batch:
             self.findings.append(error("E-ABSENT", message, **_at(schedule, row, "src")))
         reducing = schedule.reduce[rows] & self.collective.combining
         target = self._place(rows, schedule.dst[rows])
+        trees = (self.tree[source], self.depth[source]) if self.collective.combining else None
         for turn in range(int(arrival.max()) + 1):
             now = np.flatnonzero(arrival == turn) if arrival.max() else np.arange(len(rows))
             self._arrive(rows[now], target[now], sent[now], reducing[now], turn, rows, target)
+            if trees is not None:
+                self._grow(target[now], trees[0][now], trees[1][now], reducing[now])
+
+    def _grow(self, target: IntArray, tree: WordArray, depth: NDArray[np.int32], reducing: BoolArray) -> None:
+        """The trees of sums that one arrival a place brings or adds to."""
+        self.tree[target] = np.where(reducing, _mix(self.tree[target], tree), tree)
+        self.depth[target] = np.where(reducing, np.maximum(self.depth[target], depth) + 1, depth)
 
     def _arrive(
         self, rows: IntArray, target: IntArray, sent: WordArray, reducing: BoolArray, turn: int,
@@ -287,12 +320,27 @@ class _Batch:
         if collective.combining:
             full = np.repeat(_bits(collective.sources, self.first, self.last, self.words), nranks, axis=0)
             wrong = wanted & (self.state != full).any(axis=1)
+            self.deepest = int(self.depth[wanted].max(initial=0))
+            self._compare_replicas(wanted)
         else:
             full = np.ones_like(self.state)
             wrong = wanted & (self.state[:, 0] == 0)
         for place in np.flatnonzero(wrong)[: MAX_PER_CODE + 1]:
             chunk, rank = self.first + int(place) // nranks, int(place) % nranks
             self.findings.append(self._explain(chunk, rank, int(place), full[place]))
+
+    def _compare_replicas(self, wanted: BoolArray) -> None:
+        """Chunks whose sum is not added in the same tree for every rank that wants it."""
+        nranks = self.collective.nranks
+        wants, trees = wanted.reshape(-1, nranks), self.tree.reshape(-1, nranks)
+        first = trees[np.arange(len(trees)), wants.argmax(axis=1)]
+        odd = wants & (trees != first[:, None])
+        chunks = np.flatnonzero(odd.any(axis=1))
+        self.drifting = len(chunks)
+        if len(chunks):
+            chunk = int(chunks[0])
+            one, two = int(wants[chunk].argmax()), int(odd[chunk].argmax())
+            self.drift_example = f"ranks {one} and {two} add the terms of chunk {self.first + chunk} in different trees"
 
     def _explain(self, chunk: int, rank: int, place: int, full: WordArray) -> Finding:
         writer = int(self.last_writer[place])

@@ -84,6 +84,7 @@ class Structure:
         waits: row -> rows that its dependencies wait for.
         sender: receive row -> its send row.  receiver: send row -> its receive row.
         room: send row -> the receive row that must have made room, at the protocol's FIFO depth.
+        hopeless: rows whose wait nothing ends.
         order: all rows, one after another as they can run; shorter than the program on a deadlock.
     """
 
@@ -94,6 +95,7 @@ class Structure:
     sender: dict[int, int] = field(default_factory=dict)
     receiver: dict[int, int] = field(default_factory=dict)
     room: dict[int, int] = field(default_factory=dict)
+    hopeless: set[int] = field(default_factory=set)
     order: list[int] = field(default_factory=list)
 
     def fail(self, finding: Finding) -> None:
@@ -252,10 +254,12 @@ def _resolve_waits(structure: Structure, flags: list[bool] | None) -> None:
             tb = index_of.get((table.rank(row), dep_id))
             what = f"{table.name(row)} waits for tb {dep_id} step {step}"
             if tb is None:
+                structure.hopeless.add(row)
                 structure.fail(error("E-DEP", f"{what}: there is no such threadblock", **table.at(row)))
                 continue
             begin, end = table.tb_ptr[tb], table.tb_ptr[tb + 1]
             if not 0 <= step < end - begin:
+                structure.hopeless.add(row)
                 structure.fail(
                     error("E-DEP", f"{what}: that threadblock has {end - begin} steps", **table.at(row))
                 )  # fmt: skip
@@ -266,6 +270,7 @@ def _resolve_waits(structure: Structure, flags: list[bool] | None) -> None:
                 while waited < end and not (flags[waited] and table.op[waited] != Op.NOP):
                     waited += 1
             if waited == end:
+                structure.hopeless.add(row)
                 message = f"{what}: neither it nor a later step there publishes (hasdep=1)"
                 structure.fail(error("E-DEP", message, **table.at(row)))
                 message = f"{table.name(row)} waits for {table.name(begin + step)}, which does not publish (hasdep=0)"
@@ -283,6 +288,8 @@ def topological_order(structure: Structure, *, fifo: bool) -> tuple[list[int], l
         if structure.table.step_of[row]:
             missing[row] = 1
             after[row - 1].append(row)
+    for row in structure.hopeless:
+        missing[row] += 1
     for row, waited in structure.waits.items():
         missing[row] += len(waited)
         for other in waited:
@@ -301,22 +308,26 @@ def topological_order(structure: Structure, *, fifo: bool) -> tuple[list[int], l
 
 
 def _report_deadlock(structure: Structure, left: list[int]) -> None:
-    """One finding a circle; says whether deeper FIFOs would open it."""
+    """One finding a circle, and one a wait that nothing ends; says whether deeper FIFOs would open a circle."""
     table = structure.table
     _, without_fifo = topological_order(structure, fifo=False)
     stuck, fifo = (set(without_fifo), False) if without_fifo else (set(left), True)
+    for hopeless in sorted(structure.hopeless):
+        message = f"{table.name(hopeless)} waits for what never comes; {len(left)} steps of the program never end"
+        structure.fail(error("E-DEADLOCK", message, **table.at(hopeless)))
     depth = table.program.protocol.fifo_depth
     blame = f"deadlocks at FIFO depth {depth} ({table.program.protocol.value}), not with unbounded FIFOs" if fifo else (
         "deadlocks with FIFOs of any depth"
     )  # fmt: skip
-    # every stuck row has a stuck predecessor: following one leads into a circle
+    # every stuck row but the hopeless ones has a stuck predecessor: following one leads to those or into a circle
     seen: dict[int, int] = {}
     for walk, start in enumerate(sorted(stuck)):
-        row = start
-        while row not in seen:
+        row: int | None = start
+        while row is not None and row not in seen:
             seen[row] = walk
-            row = next(p for p, _ in reversed(structure.predecessors(row, fifo)) if p in stuck)
-        if seen[row] != walk:
+            before = reversed(structure.predecessors(row, fifo))
+            row = next((p for p, _ in before if p in stuck), None)
+        if row is None or seen[row] != walk:
             continue
         circle, text = [row], [table.name(row)]
         while True:

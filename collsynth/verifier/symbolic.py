@@ -123,6 +123,18 @@ class Execution:
                 self.trace.carried[row] = values
         return self
 
+    def touched_by(self, rows: set[int]) -> set[int]:
+        """These rows and all whose data comes from one of them (of a traced run)."""
+        assert self.trace is not None
+        touched, stride = set(rows), self.trace.stride
+        for row in self.structure.order:
+            if row in touched:
+                continue
+            origins = (*self.trace.origin.get(row, ()), *self.trace.own.get(row, ()))
+            if self.structure.sender.get(row) in touched or any(code // stride in touched for code in origins):
+                touched.add(row)
+        return touched
+
     def _load(self, row: int, rank: int, begin: int, cells: list[Cell]) -> list[Value]:
         if None not in cells:
             return cells  # type: ignore[return-value]
