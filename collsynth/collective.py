@@ -347,7 +347,7 @@ def custom(
     chunks: dict[tuple[int, int, tuple[int, ...], int], list[int]] = {}
     size = 0
     for (rank, output), (source, place) in wanted.items():
-        sources = tuple(sorted({source} if isinstance(source, int) else set(source)))
+        sources = tuple(sorted(set(source) if isinstance(source, Sequence) else {int(source)}))
         for r in (rank, *sources):
             if not 0 <= r < nranks:
                 raise InputError(f"rank {r} is out of range", where=where, expected=f"0..{nranks - 1}")

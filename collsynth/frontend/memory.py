@@ -119,13 +119,13 @@ class Memory:
         for a, b in zip(one, two, strict=True):
             if self.place_of(a) != self.place_of(b):
                 raise InputError(
-                    f"{source} holds {self.describe(b)}, it cannot be added to {self.describe(a)} of {own}",
+                    f"{source} holds {self.describe(b)}, it cannot be added to {own}, which holds {self.describe(a)}",
                     where=where,
                 )  # fmt: skip
             common = (a & b) >> self.shift
             if common:
-                ranks = ", ".join(str(r) for r in _bits(common))
-                raise InputError(f"{own} + {source} adds the terms of ranks {ranks} a second time", where=where)
+                term = self.describe(common << self.shift | self.place_of(a))
+                raise InputError(f"{own} + {source} adds {term} a second time", where=where)
             sums.append(a | b)
         return tuple(sums)
 

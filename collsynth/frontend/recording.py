@@ -366,10 +366,13 @@ def record(
             raise InputError("nranks is missing", where=where, expected=f"record({collective!r}, nranks=...)")
         whole("nranks", nranks, 1)
         whole("chunks", chunks, 1)
-        if canonical_name(collective) == "allreduce" and root is None:
-            wanted = allreduce(nranks, weights=[chunks] + [0] * (nranks - 1))
-        else:
-            wanted = make(collective, nranks, chunks, root=root)
+        try:
+            if canonical_name(collective) == "allreduce" and root is None:
+                wanted = allreduce(nranks, weights=[chunks] + [0] * (nranks - 1))
+            else:
+                wanted = make(collective, nranks, chunks, root=root)
+        except InputError as error:
+            raise InputError(error.what, where=where, expected=error.expected, hint=error.hint) from None
     if not (in_place or out_of_place):
         raise InputError("neither in place nor out of place", where=where, expected="at least one mode")
     return Recording(wanted, name or f"{wanted.name}_{wanted.nranks}", in_place, out_of_place)

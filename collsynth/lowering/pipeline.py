@@ -147,7 +147,9 @@ def lower_plan(
             plan = build()
             collective = plan.collective
             nchannels = assign_channels(plan, target, max_messages=most, max_channels=max_channels)
-            assign_threadblocks(plan, target, max_threadblocks=max_threadblocks, fuse=fused)
+            assign_threadblocks(
+                plan, target, max_messages=most, max_threadblocks=max_threadblocks, fuse=fused
+            )  # fmt: skip
             program = _finish(plan, target, protocol, fused, name, nchannels, size)
             steps = longest_threadblock(program)[0]
             if target.max_steps is None or most is None or steps <= target.max_steps:

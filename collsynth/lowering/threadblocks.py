@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import cycle
 
 from ..errors import RefusedError
 from ..program import Target
@@ -25,12 +26,15 @@ DEFAULT_THREADBLOCKS = 32
 _Connection = tuple[int, int]  # (peer, channel)
 
 
-def assign_threadblocks(plan: Plan, target: Target, *, max_threadblocks: int | None, fuse: bool) -> None:
+def assign_threadblocks(
+    plan: Plan, target: Target, *, max_messages: int | None, max_threadblocks: int | None, fuse: bool
+) -> None:
     """Fill `plan.blocks`, each with its steps in linear order.
 
     Args:
         plan: messages have channels.
         target: its `max_threadblocks` and `max_steps` are kept.
+        max_messages: most local steps of a threadblock that has nothing else, None: no limit.
         max_threadblocks: the user's own limit.
         fuse: whether sharing for fusion is wanted.
 
@@ -42,17 +46,20 @@ def assign_threadblocks(plan: Plan, target: Target, *, max_threadblocks: int | N
     wanted = min([DEFAULT_THREADBLOCKS, *limits])
     plan.blocks = []
     for rank, steps in enumerate(plan.steps):
-        blocks = _blocks_of_rank(rank, steps, target, wanted, fuse)
+        blocks = _blocks_of_rank(rank, steps, target, max_messages, wanted, fuse)
         if allowed is not None and len(blocks) > allowed:
             source = "--max-threadblocks" if allowed == max_threadblocks else f"target {target.name}"
             raise RefusedError(f"rank {rank} needs {len(blocks)} threadblocks, {source} allows {allowed}")
         plan.blocks.append(blocks)
 
 
-def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, fuse: bool) -> list[Block]:
+def _blocks_of_rank(
+    rank: int, steps: list[Step], target: Target, max_messages: int | None, wanted: int, fuse: bool
+) -> list[Block]:
     sends: Counter[_Connection] = Counter()
     receives: Counter[_Connection] = Counter()
-    local: set[int | None] = set()  # names of the threadblocks of local steps, None: no name
+    local: set[int] = set()  # names of the threadblocks of local steps
+    nameless = 0  # local steps that any threadblock may run
     named = _named(steps)
     for step in steps:
         if step.send is not None:
@@ -60,7 +67,9 @@ def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, f
         message = step.recv or step.home
         if message is not None:
             receives[message.src, message.channel] += 1
-        elif step.send is None:
+        elif step.send is None and step.block is None:
+            nameless += 1
+        elif step.send is None and step.block is not None:
             local.add(step.block)
     apart = local - {name for name, _ in named}  # local steps that need a threadblock of their own
     partner = {pair.receive: pair.send for pair in named.values() if pair.receive and pair.send}
@@ -82,7 +91,8 @@ def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, f
         for (receive, send), saved in sorted(chances.items(), key=lambda item: (-item[1], item[0])):
             if 2 * saved >= max(receives[receive], sends[send]):
                 join(receive, send, saved)
-    total = len(sends) + len(receives) - len(partner) + len(apart)
+    spread = [Block(rank, None, None, 0) for _ in range(-(-nameless // (max_messages or max(nameless, 1))))]
+    total = len(sends) + len(receives) - len(partner) + len(apart) + len(spread)
     if total > wanted:
         choices = [
             (receive[0] != send[0], receive, send) for receive in receives for send in sends if receive[1] == send[1]
@@ -91,8 +101,8 @@ def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, f
             if total <= wanted:
                 break
             total -= join(receive, send, 0)
-    own = {name: Block(rank, None, None, 0) for name in sorted(apart, key=lambda n: -1 if n is None else n)}
-    blocks = list(own.values())
+    own = {name: Block(rank, None, None, 0) for name in sorted(apart)}
+    blocks = spread + list(own.values())
     blocks += [Block(rank, partner[r][0] if r in partner else None, r[0], r[1]) for r in receives]
     blocks += [Block(rank, s[0], None, s[1]) for s in sends if s not in taken]
     # neighbours in this order tend to share a wire, as in MSCCLang
@@ -101,6 +111,7 @@ def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, f
     receiver = {(b.recv, b.channel): b for b in blocks if b.recv is not None}
     for (name, _), pair in sorted(named.items()):
         own.setdefault(name, receiver[pair.receive] if pair.receive else sender[pair.send or (-1, -1)])
+    turn = cycle(spread)
     for step in steps:
         home = step.recv or step.home
         if step.send is not None:
@@ -108,7 +119,7 @@ def _blocks_of_rank(rank: int, steps: list[Step], target: Target, wanted: int, f
         elif home is not None:
             block = receiver[home.src, home.channel]
         else:
-            block = own[step.block]
+            block = next(turn) if step.block is None else own[step.block]
         block.steps.append(step)
     return blocks
 
