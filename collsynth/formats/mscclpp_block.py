@@ -21,7 +21,8 @@ _SIGNALS = {
     "rlxwait": Op.RELAXED_WAIT,
     "flush": Op.FLUSH,
 }
-MAX_UNITS = 1 << 31
+#: More chunks are not sensible: the executor counts bytes in 32 bits, 16 a chunk.
+MAX_UNITS = 1 << 22
 
 
 @dataclass(slots=True)
@@ -59,12 +60,15 @@ class Block:
         rows, origins: the rows, and for each the number of its operation (and of that in a pipeline).
         notes: what the executor objects to.
         looped: whether a pipeline was unrolled.
+        contexts: direction of a channel, semaphore or barrier -> the (unit_size, num_chunks) of the pipelines
+            in which it is used, (0, 0) for outside of them.
     """
 
     def __init__(self, gpu: Gpu, node: Node, position: int, scale: int, sync: BlockSync) -> None:
         self.gpu, self.node, self.position, self.scale, self.sync = gpu, node, position, scale, sync
         self.notes: list[Note] = []
         self.looped = False
+        self.contexts: dict[tuple[int | str, ...], set[tuple[int, int]]] = {}
         self.rows: list[Instruction] = []
         self.origins: list[tuple[int, ...]] = []
         self.channels: dict[ChannelKind, list[int]] = {}
@@ -93,14 +97,15 @@ class Block:
             if op.text("name") == "pipeline":
                 self.looped = True
                 context = op.get("iter_context")
-                if not context.number("unit_size") or not context.number("num_chunks"):
+                loop = (context.number("unit_size"), context.number("num_chunks"))
+                if not all(loop):
                     raise context.fail("an empty loop", "unit_size and num_chunks of 1 or more")
                 for inner_index, inner in enumerate(op.items("ops")):
-                    self._operation(inner, (index, inner_index))
+                    self._operation(inner, (index, inner_index), loop)
             else:
-                self._operation(op, (index,))
+                self._operation(op, (index,), (0, 0))
 
-    def _operation(self, op: Node, origin: tuple[int, ...]) -> None:
+    def _operation(self, op: Node, origin: tuple[int, ...], loop: tuple[int, int]) -> None:
         name = op.text("name")
         name = _LEGACY.get(name, name)
         if name == "nop":
@@ -118,8 +123,22 @@ class Block:
             reason = self.sync.missing(rows)
             if reason is not None:
                 self._note("E-NOSYNC", f"{op.place}: no nop before this {name}, and {reason}", targets=())
+        for row in rows:
+            if (used := self._meets_in(row)) is not None:
+                self.contexts.setdefault(used, set()).add(loop)
         self.rows += rows
         self.origins += [origin] * len(rows)
+
+    def _meets_in(self, row: Instruction) -> tuple[int | str, ...] | None:
+        """What a row meets others in: a direction of a channel, a semaphore, a barrier; None for none."""
+        rank, peer, sync = self.gpu.rank, -1 if row.peer is None else row.peer, -1 if row.sync is None else row.sync
+        if row.op in (Op.SIGNAL, Op.RELAXED_SIGNAL):
+            return (row.kind.name.lower(), rank, peer, sync)
+        if row.op in (Op.WAIT, Op.RELAXED_WAIT):
+            return (row.kind.name.lower(), peer, rank, sync)
+        if row.op in (Op.ACQUIRE, Op.RELEASE, Op.BARRIER):
+            return ("barrier" if row.op is Op.BARRIER else "semaphore", rank, sync)
+        return None
 
     def _note(
         self, code: str, message: str, *, severity: str = "error", targets: tuple[str, ...] = ("mscclpp",)

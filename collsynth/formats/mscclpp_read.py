@@ -241,6 +241,7 @@ class _Reader:
     def _blocks(self, sizes: Program) -> tuple[list[Threadblock], dict[tuple[int, int], list[tuple[int, ...]]]]:
         blocks: list[Threadblock] = []
         origins: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+        contexts: dict[tuple[int | str, ...], set[tuple[int, int]]] = {}
         for gpu in self.gpus:
             cells = own_cells(sizes, gpu.rank)
             for position, node in enumerate(gpu.node.items("threadblocks")):
@@ -249,10 +250,17 @@ class _Reader:
                 block = Block(gpu, node, position, self.scale, BlockSync(cells))
                 block.read()
                 self.notes += block.notes
+                for used, loops in block.contexts.items():
+                    contexts.setdefault(used, set()).update(loops)
                 if block.looped:
                     self.losses["pipeline loops: one iteration is held"] = None
                 blocks.append(Threadblock(gpu.rank, position, None, None, 0, tuple(block.rows)))
                 origins[gpu.rank, position] = block.origins
+        for used, loops in contexts.items():
+            if len(loops) > 1:
+                words = " ".join(map(str, used))
+                message = f"{words} is used in loops of different lengths, or in one and outside of it: {sorted(loops)}"
+                self.notes.append(Note("E-PLAN-LOOP", "error", message, targets=()))
         return blocks, origins
 
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import RefusedError
 from ..program import TARGETS, ChannelKind, Instruction, Op, Operand, Program, Protocol, Space, Target
 from .files import check_writable, write_text_atomically
@@ -152,6 +154,11 @@ def _refuse_unfit(program: Program) -> None:
                       "it has semaphores and barriers")  # fmt: skip
     if any(op < Op.PUT and op not in (Op.NOP, Op.COPY, Op.REDUCE) for op in program.op.tolist()):
         raise _refuse("sends and receives through FIFOs, its plans are one-sided (lower for target mscclpp)")
+    rank_of = np.repeat(program.tb_rank, np.diff(program.tb_ptr))
+    strange = (program.peer >= program.nranks) | (program.peer == rank_of)
+    if strange.any():
+        row = int(strange.argmax())
+        raise _refuse(f"a step of rank {rank_of[row]} names peer {program.peer[row]}")
     overlap = packet_overlap(program)
     if overlap is not None:
         raise _refuse(overlap)

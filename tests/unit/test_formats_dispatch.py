@@ -49,7 +49,7 @@ def test_a_matrix_reads_as_a_machine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".yaml", ".sched", ".mp4", ""])
 def test_a_program_is_not_written_under_another_suffix(tmp_path: Path, program: Program, suffix: str) -> None:
-    with pytest.raises(InputError, match=r"a Program is not written as .*expected \.xml, \.prog or \.et"):
+    with pytest.raises(InputError, match=r"a Program is not written as .*expected \.xml, \.json, \.prog or \.et"):
         cs.write(program, tmp_path / f"a{suffix}")
     assert not list(tmp_path.iterdir())
 
