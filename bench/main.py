@@ -22,8 +22,8 @@ from collsynth.backends.data import dtype_of
 from collsynth.backends.executor import Arrays
 
 from collsynth import __version__, registry
-from collsynth.formats.files import write_text_atomically
 from collsynth.errors import CollsynthError, InputError, RefusedError, RunError
+from collsynth.formats.files import write_text_atomically
 from collsynth.program import Program
 from collsynth.units import format_size
 
