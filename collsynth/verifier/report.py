@@ -106,8 +106,9 @@ class Report:
 #: Codes that decide a verdict, the first match wins; all other errors are rules of a target.
 _VERDICTS = {
     "BROKEN": {"E-CONN-SHARED", "E-PAIRING", "E-SIZE", "E-PEER", "E-CHANNEL", "E-RANGE", "E-UNSUPPORTED", "E-ROUTE",
-               "E-SELF", "E-GROUP", "E-SYMMETRY", "E-READ"},
-    "DEADLOCK": {"E-DEADLOCK", "E-DEP"},
+               "E-SELF", "E-GROUP", "E-SYMMETRY", "E-READ", "E-SIGNAL", "E-BARRIER", "E-PACKET", "E-ID", "E-DEPENDENCY",
+               "E-ATTRIBUTE", "E-TAG", "E-NODE", "E-EMPTY"},
+    "DEADLOCK": {"E-DEADLOCK", "E-DEP", "E-CYCLE"},
     "WRONG": {"E-POST", "E-CLOBBER", "E-UNDEFINED-READ", "E-MIX", "E-DOUBLE", "E-ABSENT", "E-ORDER", "E-REDUCE",
               "E-COLLECTIVE", "W-REPLICA-DRIFT"},
     "RUNS": {"E-NOT-JUDGED"}, "RACE": {"E-RACE"},
