@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("collective")
 @topology_option
-@click.option("-s", "--size", type=SIZE, help="Payload size (nccl-tests' count of bytes), for times.")
+@click.option("-s", "--size", type=SIZE, help="Payload (nccl-tests' size) to give a time for, e.g. 64M.")
 @click.option("--ranks", type=RANKS, metavar="LIST", help="Only these ranks take part, e.g. 0,1,5 or 0-3.")
 @click.option("--relay", is_flag=True, help="With --ranks: let the other GPUs forward.")
 @click.option("--root", type=int, metavar="R", help="Root rank of a rooted collective (default 0).")

@@ -58,8 +58,10 @@ def topology_option(function: F) -> F:
     """`-t/--topology`, `--gpu-model`, `--multicast`, as every verb that needs a machine takes them."""
     for option in (
         click.option("--multicast", is_flag=True, help="Let NVLink switches multicast and reduce (NVLS)."),
-        click.option("--gpu-model", metavar="MODEL", help="GPU class that gives a matrix its link speeds."),
-        click.option("-t", "--topology", "topology", metavar="T", help="Built-in name, file, or -."),
+        click.option("--gpu-model", metavar="MODEL", help="Card of an nvidia-smi matrix, e.g. H100-SXM: gives speeds."),
+        click.option(
+            "-t", "--topology", "topology", metavar="T", help="Machine: built-in name (see topo list), file, or -."
+        ),
     ):
         function = option(function)
     return function

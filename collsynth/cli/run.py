@@ -32,7 +32,7 @@ _DEFAULT_SIZE = 1 << 20
 @click.argument("file", metavar="FILE")
 @click.option("--backend", default="numpy", show_default=True, metavar="NAME", help="numpy, mpi, cupy or nccl.")
 @click.option("-s", "--size", "sizes", type=SIZE, multiple=True, metavar="SIZE",
-              help="Payload as nccl-tests counts it; may be repeated.  [default: 1M]")  # fmt: skip
+              help="Payload (nccl-tests' size), e.g. 64K; may be repeated.  [default: 1M]")  # fmt: skip
 @click.option("--count", "counts", type=int, multiple=True, metavar="N",
               help="Elements as nccl-tests counts them, beside or instead of -s; may be repeated.")  # fmt: skip
 @click.option("--dtype", default="float32", show_default=True, metavar="TYPE", help="Type of the elements.")

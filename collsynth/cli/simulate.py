@@ -46,7 +46,13 @@ def trace_document(result: Any, file: str) -> dict[str, Any]:
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @topology_option
-@click.option("-s", "--sizes", required=True, metavar="SIZES", help="64M, 1K,64K or 1K:64M (doubling).")
+@click.option(
+    "-s",
+    "--sizes",
+    required=True,
+    metavar="SIZES",
+    help="Payloads: one (64M), a list (1K,64K) or a range that doubles (1K:64M).",
+)
 @click.option("--trace", metavar="OUT.json", help="Critical path at the last size, for Perfetto.")
 @force_option
 @json_option

@@ -206,22 +206,39 @@ def _print_report(document: dict[str, Any]) -> None:
 @click.command()
 @click.argument("collective", required=False)
 @topology_option
-@click.option("-s", "--size", type=SIZE, help="Payload bytes to choose for (nccl-tests' size), e.g. 64M.")
+@click.option(
+    "-s", "--size", type=SIZE, help="Payload (nccl-tests' size) to optimize for, e.g. 64M (K, M, G: powers of 1024)."
+)
 @click.option("-m", "--method", default="auto", show_default=True, help="Engine or algorithm; see --methods.")
 @click.option("--methods", "list_methods", is_flag=True, help="List the methods and what each accepts.")
 @click.option("--target", help="Runtime to fit: msccl-executor (default for .xml), msccl, rccl, astra-sim, any.")
-@click.option("--chunks", type=int, metavar="K", help="Pieces of one rank's shard (default: best of 1, 2, 4, 8).")
+@click.option(
+    "--chunks", type=int, metavar="K", help="Cut one rank's shard into K pieces (default: best of 1, 2, 4, 8)."
+)
 @click.option("--exact", is_flag=True, help="As many pieces as the exact optimal rate needs.")
 @click.option("--ranks", type=RANKS, metavar="LIST", help="Only these ranks take part, e.g. 0,1,2,3,7.")
 @click.option("--relay", is_flag=True, help="With --ranks: the other GPUs may carry traffic.")
-@click.option("--root", type=int, metavar="R", help="Root of broadcast or reduce (default 0).")
+@click.option(
+    "--root", type=int, metavar="R", help="Root of broadcast, reduce, gather or scatter (default 0; XML: 0 only)."
+)
 @click.option("--in-place/--out-of-place", "in_place", default=None, help="Only this mode (default: both).")
-@click.option("--instances", type=click.IntRange(1, 64), default=1, help="Parallel copies over split chunks.")
-@click.option("--protocol", type=click.Choice([p.value for p in Protocol]), default="Simple", show_default=True)
+@click.option(
+    "--instances",
+    type=click.IntRange(1, 64),
+    default=1,
+    help="Cut the payload N times finer and run N copies on channels of their own.",
+)
+@click.option(
+    "--protocol",
+    type=click.Choice([p.value for p in Protocol]),
+    default="Simple",
+    show_default=True,
+    help="NCCL protocol that the runtime is to use.",
+)
 @click.option("--max-threadblocks", type=click.IntRange(1), help="Most threadblocks a rank.")
 @click.option("--max-channels", type=click.IntRange(1), help="Most channels.")
-@click.option("--time-limit", type=float, metavar="S", help="Seconds; the best found so far is kept.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--time-limit", type=float, metavar="S", help="Stop searching after S seconds; the best so far is kept.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the searches.")
 @click.option(
     "-o", "--output", metavar="OUT", help=".xml MSCCL XML, .et Chakra (a prefix), .sched, .prog; - is stdout."
 )
@@ -232,8 +249,8 @@ def _print_report(document: dict[str, Any]) -> None:
 def synth(ctx: click.Context, **options: Any) -> None:
     """Make one verified schedule for COLLECTIVE on a machine and write it in a runtime's format.
 
-    COLLECTIVE is allreduce, allgather, reducescatter, alltoall, broadcast or reduce.  Nothing is
-    written unless it is verified, and with -s only what the target would select at that size.
+    COLLECTIVE is allreduce, allgather, reducescatter, alltoall, broadcast, reduce, gather or scatter.
+    Nothing is written unless it is verified, and with -s only what the target would select at that size.
 
     Example: collsynth synth allreduce -t dgx-a100:nodes=2 -s 64M -o allreduce.xml
     """

@@ -57,7 +57,7 @@ def list_(as_json: bool) -> None:
 
 @topo.command()
 @click.argument("topology", metavar="T")
-@click.option("--gpu-model", metavar="MODEL", help="GPU class that gives a matrix its link speeds.")
+@click.option("--gpu-model", metavar="MODEL", help="Card of an nvidia-smi matrix, e.g. H100-SXM: gives speeds.")
 @click.option("--multicast", is_flag=True, help="Let NVLink switches multicast and reduce (NVLS).")
 @json_option
 def show(topology: str, gpu_model: str | None, multicast: bool, as_json: bool) -> None:
