@@ -19,6 +19,7 @@ from ..collective import Collective, RankSets
 from ..errors import InputError
 from ..schedule import Schedule
 from ..topology import Capability
+from .orbits import MAX_EXPANDED_ROWS, Orbits, Symmetry, representative, same_rows
 from .report import MAX_PER_CODE, Finding, error, warning
 
 IntArray = NDArray[np.int64]
@@ -34,15 +35,47 @@ def check_schedule(schedule: Schedule, *, deterministic: bool = False) -> tuple[
 
     Orbit form is proven by `orbits` where that can be; else it is expanded and proven row by row.
     """
-    try:
-        explicit = schedule.expand()
-    except InputError as problem:
-        return [error("E-SYMMETRY", str(problem))], None
+    explicit = schedule
+    if schedule.generators:
+        symmetry = Symmetry.of(schedule) if schedule.group is None else None
+        if symmetry is not None:
+            explicit = representative(schedule, symmetry)
+            again = same_rows(explicit)
+            if len(again):
+                row = int(again[0])
+                message = f"{_name(schedule, row)} is an image of another row that is held: each orbit once"
+                return [error("E-SYMMETRY", message, **_at(schedule, row))], None
+        else:
+            try:
+                explicit = _expanded(schedule)
+            except InputError as problem:
+                return [error("E-SYMMETRY", str(problem))], None
     findings = [*_check_routes(explicit)]
     if explicit.group is not None:
         findings += _check_groups(explicit)
     data, depth = _check_data(explicit, deterministic)
     return findings + data, depth
+
+
+def _expanded(schedule: Schedule) -> Schedule:
+    """All rows, where that can be done.
+
+    Raises:
+        InputError: see `Schedule.expand`; or the group is too large to be written out.
+    """
+    longest = max(
+        (np.bincount(Orbits.of([g.vertices]).root).max() for g in schedule.generators if _is_map(g.vertices)), default=1
+    )
+    if int(longest) * schedule.nrows > MAX_EXPANDED_ROWS:
+        raise InputError(
+            f"{schedule.nrows} rows under a group of {longest} or more elements are too many to write out",
+            expected="generators that commute, keep links and figures, and fix no chunk",
+        )
+    return schedule.expand()
+
+
+def _is_map(column: IntArray) -> bool:
+    return bool(len(column)) and bool(((column >= 0) & (column < len(column))).all())
 
 
 def _name(schedule: Schedule, row: int) -> str:
