@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,8 +96,7 @@ class NumpyExecutable:
         memory = []
         for rank in range(nranks):
             buffers = layout.pack(rank, sendbufs[rank], recvbufs[rank], in_place=in_place)
-            self._poison(rank, buffers, layout, in_place, sendbufs[rank] is None)
-            memory.append(buffers)
+            memory.append(self._poison(rank, buffers, layout, in_place, sendbufs[rank] is None))
         with np.errstate(all="ignore"):
             _Run(program, memory, layout.unit, data.combine(op), self.fifo_depth, self._random).run()
             for rank in range(nranks):
@@ -120,19 +120,23 @@ class NumpyExecutable:
                     return len(buffer) // shards
         raise InputError("no rank has a buffer")
 
-    def _poison(self, rank: int, buffers: Buffers, layout: Layout, in_place: bool, no_input: bool) -> None:
-        """Poison everything that holds no input."""
+    def _poison(self, rank: int, buffers: Buffers, layout: Layout, in_place: bool, no_input: bool) -> Buffers:
+        """Poison everything that holds no input; the caller's send buffers stay as they are."""
         data.poison(buffers.scratch)
         program = self.program
         holds_input = not no_input and (program.collective != "broadcast" or rank == (program.root or 0))
         if not holds_input:
-            data.poison(buffers.input)
+            # Out of place the array may be the caller's own, insignificant here but not ours to write.
+            shared = in_place and layout.overlaps(rank)
+            stand_in = buffers.input if shared else np.empty_like(buffers.input)
+            buffers = replace(buffers, input=data.poison(stand_in))
         if not (in_place and layout.overlaps(rank)):
             data.poison(buffers.output)
         elif layout.own_slice(rank)[0] == "output" and holds_input:
             own = buffers.input.copy()
             data.poison(buffers.output)
             buffers.input[...] = own
+        return buffers
 
 
 class _Run:

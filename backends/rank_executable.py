@@ -173,7 +173,7 @@ class RankExecutable:
         for label, array, shards in (
             ("sendbuf", send, one.input_elements(rank)), ("recvbuf", recv, one.output_elements(rank)),
         ):  # fmt: skip
-            if shards and array is None:
+            if shards and array is None and not self._insignificant(label):
                 raise InputError(f"rank {rank} needs a {label}")
             if shards and array is not None:
                 if len(array) % shards:
@@ -187,6 +187,11 @@ class RankExecutable:
         if not counts:
             raise InputError(f"program {self.program.name} gives rank {rank} no buffer")
         return next(iter(counts.values()))
+
+    def _insignificant(self, label: str) -> bool:
+        """Whether this rank's buffer does not matter, as in MPI: input of broadcast, output of reduce, off the root."""
+        side = {"broadcast": "sendbuf", "reduce": "recvbuf"}.get(self.program.collective)
+        return side == label and self.control.rank != (self.program.root or 0)
 
     def _scratch_of(self, layout: Layout, dtype: np.dtype[Any]) -> Array:
         """The scratch buffer, kept from call to call while size and type stay."""

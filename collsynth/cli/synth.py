@@ -181,7 +181,8 @@ def _print_report(document: dict[str, Any]) -> None:
     click.echo(f"{d['collective']} on {d['topology']}, {d['nranks']} ranks{size}")
     status = d["status"] + (f" in {d['optimal_in']}" if d["optimal_in"] else "")
     click.echo(f"  method            {d['method']} ({status}), {d['synthesis_s']} s")
-    click.echo(f"  pieces            {d['chunks_per_rank']:g} per rank, {d['units']} units in all")
+    per_rank = "" if d["chunks_per_rank"] is None else f"{d['chunks_per_rank']:g} per rank, "
+    click.echo(f"  pieces            {per_rank}{d['units']} in all")
     click.echo(f"  transfers         {d['transfers']} in {d['steps']} steps, height {d['height']}")
     if d["bandwidth_ratio"] is not None:
         click.echo(
@@ -192,10 +193,10 @@ def _print_report(document: dict[str, Any]) -> None:
     if "ratio_to_rs_ag" in d:
         click.echo(f"  to RS + AG        {d['ratio_to_rs_ag']:.4f}  (below 1 beats the best ReduceScatter + AllGather)")
     if d["time_us"] is not None:
-        click.echo(
-            f"  predicted         {d['time_us']:.2f} us (bound {d['bound_time_us']:.2f} us), "
-            f"algbw {d['algbw_GBps']:.1f} GB/s, busbw {d['busbw_GBps']:.1f} GB/s"
-        )
+        speed = "nothing has to move"
+        if d["algbw_GBps"] is not None:
+            speed = f"algbw {d['algbw_GBps']:.1f} GB/s, busbw {d['busbw_GBps']:.1f} GB/s"
+        click.echo(f"  predicted         {d['time_us']:.2f} us (bound {d['bound_time_us']:.2f} us), {speed}")
     if d["threadblocks"] is not None:
         scratch = "" if d["scratch_bytes"] is None else f", scratch {d['scratch_bytes']} B"
         click.echo(f"  program           {d['threadblocks']} threadblocks a rank, {d['channels']} channels{scratch}")

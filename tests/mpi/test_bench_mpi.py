@@ -13,8 +13,10 @@ from typing import Any
 import programs
 import pytest
 
-from collsynth.formats import msccl_xml
+from collsynth.formats import load_topology, msccl_xml
+from collsynth.lowering import lower
 from collsynth.program import TARGETS, Program
+from collsynth.synth import synthesize
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 
@@ -117,3 +119,16 @@ def test_nccl_program_and_native(ring: Any, fake_nccl: Path) -> None:
     assert [row[-1].split(":")[0] for row in table] == ["program", "native"]
     assert all(row[8] == "0" and row[12] == "0" for row in table)
     assert "NCCL 2.23.4" in done.stdout
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_rooted_programs_leave_out_insignificant_buffers(collective: str, tmp_path: Path) -> None:
+    schedule = synthesize(load_topology("ring:3"), collective, chunks=1).schedule
+    assert schedule is not None
+    path = tmp_path / "rooted.xml"
+    msccl_xml.write(lower(schedule), path, target=TARGETS["any"], force=True)
+    done = bench(3, collective, "-b", "1K", "-e", "1K", "-n", "2", "--algo", str(path), "--compare", "native")
+    assert done.returncode == 0, done.stderr
+    table = rows(done.stdout)
+    assert [row[-1].split(":")[0] for row in table] == ["program", "native"]
+    assert all(row[8] == "0" for row in table)

@@ -116,3 +116,9 @@ def test_a_file_that_would_not_be_selected_is_not_written(tmp_path: Path) -> Non
     path = tmp_path / "out.xml"
     done = collsynth("synth", "allgather", "-t", "ring:4", "-s", "64", "--chunks", "8", "-o", str(path), code=1)
     assert "multiple of" in done.stderr and not path.exists()
+
+
+def test_one_rank_has_nothing_to_do() -> None:
+    for collective in COLLECTIVES:
+        done = collsynth("synth", collective, "-t", "dgx-a100", "--ranks", "1", "-s", "1M")
+        assert "nothing has to move" in done.stdout

@@ -27,8 +27,10 @@ from small_programs import (
 )  # fmt: skip
 
 from collsynth.errors import InputError, RefusedError, RunError
-from collsynth.formats import msccl_xml
+from collsynth.formats import load_topology, msccl_xml
+from collsynth.lowering import lower
 from collsynth.program import Op, Program, Protocol, Threadblock
+from collsynth.synth import synthesize
 from collsynth.verifier import verify
 
 PRIME = 100_003
@@ -287,3 +289,24 @@ def test_real_files_run_right(corpus: Path) -> None:
             assert wrong_elements(program, PRIME, "float32", "sum", in_place=in_place) == 0, row["file"]
         ran += 1
     assert ran > 25
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "allreduce", "allgather", "reducescatter", "alltoall"])
+@pytest.mark.parametrize("count", [8, 64, 7])
+def test_no_send_buffer_is_written_out_of_place(collective: str, count: int) -> None:
+    """Also where no padding is needed, so that the program works on the caller's own arrays."""
+    machine = load_topology("ring:4")
+    schedule = synthesize(machine, collective, chunks=2).schedule
+    assert schedule is not None
+    program = lower(schedule)
+    sends = [np.arange(n, dtype=np.int32) + 100 * r for r, n in enumerate(_elements(program, count, "input"))]
+    before = [send.copy() for send in sends]
+    receives = [np.zeros(n, dtype=np.int32) for n in _elements(program, count, "output")]
+    numpy_backend.load(program)(sends, receives, count=count)
+    for mine, kept in zip(before, sends, strict=True):
+        assert np.array_equal(mine, kept)
+
+
+def _elements(program: Program, count: int, side: str) -> list[int]:
+    layout = Layout.of(program, count)
+    return [getattr(layout, f"{side}_elements")(rank) for rank in range(program.nranks)]
