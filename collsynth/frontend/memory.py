@@ -129,22 +129,22 @@ class Memory:
             sums.append(a | b)
         return tuple(sums)
 
-    def write(self, span: Span, values: Sequence[int], where: str, *, same_as: Span | None = None) -> None:
-        """Put values somewhere; `same_as` is the span that they are copied from.
-
-        Raises:
-            InputError: out of range, or the span is an input that must stay as it is.
-        """
+    def check_writable(self, span: Span, where: str) -> None:
+        """Raise InputError if a span leaves its buffer, or is an input that must stay as it is."""
         self.check_range(span, where)
-        if span.buffer == Buffer.SCRATCH:
-            self.scratch_units[span.rank] = max(self.scratch_units[span.rank], span.index + span.count)
         for mode in self.modes:
-            cells = mode.cells(span)
-            if cells[0][1] == int(Buffer.INPUT):
+            if mode.cells(span)[0][1] == int(Buffer.INPUT):
                 raise InputError(
                     f"{span} must stay as it is {mode.label}", where=where,
                     hint="the output or scratch as the target, or record(..., out_of_place=False)",
                 )  # fmt: skip
+
+    def write(self, span: Span, values: Sequence[int], where: str, *, same_as: Span | None = None) -> None:
+        """Put values into a writable span; `same_as` is the span that they are copied from."""
+        if span.buffer == Buffer.SCRATCH:
+            self.scratch_units[span.rank] = max(self.scratch_units[span.rank], span.index + span.count)
+        for mode in self.modes:
+            cells = mode.cells(span)
             if same_as is not None and mode.cells(same_as) == cells:
                 continue
             for cell, value in zip(cells, values, strict=True):

@@ -145,18 +145,22 @@ class Threadblocks:
                     expected="tb for an operation within a rank",
                 )  # fmt: skip
             return
+        wanted: list[tuple[tuple[object, ...], int, str]] = []
         for rank, tb, side, peer in ((src, hints.send_tb, "sends to", dst), (dst, hints.recv_tb, "receives from", src)):
             if tb is None:
                 continue
-            self._fix((rank, tb, "channel"), hints.channel, f"threadblock {tb} of rank {rank} is on channel", operation)
-            self._fix((rank, tb, side), peer, f"threadblock {tb} of rank {rank} {side} rank", operation)
-            label = f"what rank {rank} {side} rank {peer} on channel {hints.channel} runs on threadblock"
-            self._fix((rank, peer, hints.channel, side), tb, label, operation)
-
-    def _fix(self, key: tuple[object, ...], value: int, label: str, operation: Operation) -> None:
-        known, line = self._facts.setdefault(key, (value, operation.where))
-        if known != value:
-            raise InputError(
-                f"{label} {known} since {line}, it cannot be {value} here", where=operation.where,
-                hint="another threadblock or channel, or no hint",
-            )  # fmt: skip
+            wanted += [
+                ((rank, tb, "channel"), hints.channel, f"threadblock {tb} of rank {rank} is on channel"),
+                ((rank, tb, side), peer, f"threadblock {tb} of rank {rank} {side} rank"),
+                ((rank, peer, hints.channel, side), tb,
+                 f"what rank {rank} {side} rank {peer} on channel {hints.channel} runs on threadblock"),
+            ]  # fmt: skip
+        for key, value, label in wanted:
+            known, line = self._facts.get(key, (value, operation.where))
+            if known != value:
+                raise InputError(
+                    f"{label} {known} since {line}, it cannot be {value} here", where=operation.where,
+                    hint="another threadblock or channel, or no hint",
+                )  # fmt: skip
+        for key, value, _ in wanted:
+            self._facts.setdefault(key, (value, operation.where))

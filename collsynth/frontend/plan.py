@@ -20,8 +20,6 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from math import lcm
 
-import numpy as np
-
 from ..collective import Collective
 from ..lowering.buffers import receive_steps
 from ..lowering.instances import runs
@@ -54,7 +52,8 @@ def make_plan(
         pinned_scratch=[units * cut * instances for units in scratch_units],
     )  # fmt: skip
     emitter = _Emitter(plan, target.fused_receive)
-    division = _Division(collective, scratch_units, cut, instances, target.max_count)
+    aliases = Aliases(collective, 1, in_place)
+    division = _Division(aliases, collective, scratch_units, cut, instances, target.max_count)
     channels = 1 + max((operation.hints.channel for operation in operations), default=0)
     ways = max((operation.ways for operation in operations), default=1)
     lanes = instances * channels * ways
@@ -65,7 +64,7 @@ def make_plan(
     def block_of(name: int | None, lane: int) -> int | None:
         return None if name is None else name * lanes + lane
 
-    for number, tick in run_order(operations, Aliases(collective, 1, in_place)):
+    for number, tick in run_order(operations, aliases):
         operation = operations[number]
         hints = operation.hints
         channel = hints.channel if hints.tb is None else threadblocks.channel(operation.target.rank, hints.tb)
@@ -154,17 +153,20 @@ class _Division:
     """Which fine units each part of an operation moves."""
 
     def __init__(
-        self, collective: Collective, scratch_units: Sequence[int], cut: int, instances: int, max_count: int | None
-    ) -> None:
+        self, aliases: Aliases, collective: Collective, scratch_units: Sequence[int], cut: int, instances: int,
+        max_count: int | None,
+    ) -> None:  # fmt: skip
+        self.aliases = aliases
         self.cut, self.instances, self.max_count = cut, instances, max_count
         self.scratch_units = scratch_units
-        self.runs = _unit_runs(collective) if instances > 1 else {}
+        self.runs = _unit_runs(collective, aliases) if instances > 1 else {}
 
     def run(self, span: Span, unit: int) -> tuple[int, int]:
         """(first unit, units) of the run that a unit of the span's buffer is in."""
         if span.buffer == Buffer.SCRATCH:
             return 0, self.scratch_units[span.rank]
-        return self.runs.get((span.rank, span.buffer, unit), (unit, 1))
+        before, units = self.runs.get((span.rank, *self.aliases.address(span.rank, (span.buffer, unit))), (0, 1))
+        return unit - before, units
 
     def parts(self, operation: Operation, instance: int, way: int) -> Iterator[tuple[list[Place], int]]:
         """Places of source, target and (reduction) own, and the count, of the parts of one lane."""
@@ -185,19 +187,26 @@ class _Division:
             at += count
 
 
-def _unit_runs(collective: Collective) -> dict[tuple[int, Buffer, int], tuple[int, int]]:
-    """(rank, buffer, unit) -> its run; empty (every unit its own run) when chunks share units differently."""
-    found: dict[tuple[int, Buffer, int], tuple[int, int]] = {}
+def _unit_runs(collective: Collective, aliases: Aliases) -> dict[tuple[int, int, int], tuple[int, int]]:
+    """(rank, memory, unit) -> (units of its run before it, units of the run).
+
+    Empty, which makes every unit its own run, when chunks of a custom collective share memory differently:
+    a unit must be divided in the same way by all who use it.
+    """
+    found: dict[tuple[int, int, int], tuple[int, int]] = {}
     first, units = runs(collective)
     for chunk, run in enumerate(first):
         for buffer, sets, offset in (
             (Buffer.INPUT, collective.sources, collective.input_offset),
             (Buffer.OUTPUT, collective.destinations, collective.output_offset),
         ):
-            begin, place = int(offset[chunk]), (int(offset[run]), units[run])
-            for rank in np.asarray(sets.of(chunk)).tolist():
-                for unit in range(begin, begin + int(collective.weight[chunk])):
-                    if found.setdefault((rank, buffer, unit), place) != place:
+            begin = int(offset[chunk])
+            before = begin - int(offset[run])
+            for rank in sets.of(chunk).tolist():
+                memory, address = aliases.address(rank, (buffer, begin))
+                for unit in range(int(collective.weight[chunk])):
+                    place = (before + unit, units[run])
+                    if found.setdefault((rank, memory, address + unit), place) != place:
                         return {}
     return found
 

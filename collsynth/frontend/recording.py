@@ -316,6 +316,8 @@ class Recording:
             memory.check_overlap(source.span, target, where)
         color = memory.place_of(source.values[0])
         operation = Operation(source.span, None if own is None else own.span, target, color, hints, self._ways, where)
+        # all checks come before the first change: a line that is refused leaves no trace
+        memory.check_writable(target, where)
         self._threadblocks.add(operation)
         memory.write(target, values, where, same_as=source.span if own is None else None)
         self.operations.append(operation)

@@ -23,6 +23,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from ..collective import COLLECTIVES
 from ..errors import VerificationError
 from ..program import Buffer, Op
 from ..schedule import Schedule
@@ -69,7 +70,8 @@ class _Placer:
             number = number + 1 if schedule.level[row] == level else 0
             level = int(schedule.level[row])
             self.last_read[int(schedule.src[row]), int(schedule.chunk[row])] = (level, number)
-        self.overlaid = self._overlaid() if in_place and collective.name == "alltoall" else {}
+        moves = collective.name == "alltoall" or collective.name not in COLLECTIVES
+        self.overlaid = self._overlaid() if in_place and moves else {}
 
     def _overlaid(self) -> dict[tuple[int, int], tuple[int, int]]:
         """(rank, output unit) -> last row that sends the input memory under it (another chunk's, in place)."""

@@ -242,3 +242,18 @@ def test_one_rank() -> None:
     for name in NAMES:
         program = lower(Schedule.build(complete(1), collectives.make(name, 1), []))
         assert verify(program).ok
+
+
+@pytest.mark.parametrize(("in_place", "out_of_place"), MODES)
+def test_custom_collectives_may_overwrite_what_is_still_sent(in_place: bool, out_of_place: bool) -> None:
+    """Every buffer moves to the next rank of a ring: in place each arrives where another one still is."""
+    topology = complete(4)
+    link = {(int(s), int(d)): i for i, (s, d) in enumerate(zip(topology.link_src, topology.link_dst, strict=True))}
+    collective = collectives.custom(4, {((r + 1) % 4, unit): (r, unit) for r in range(4) for unit in range(3)})
+    hops = [(chunk, int(owner), (int(owner) + 1) % 4) for chunk, owner in enumerate(collective.owner)]
+    rows = [Transfer(chunk, src, dst, False, 0, (link[src, dst],)) for chunk, src, dst in hops]
+    schedule = Schedule.build(topology, collective, rows)
+    for instances in (1, 2):
+        program = lower(schedule, in_place=in_place, out_of_place=out_of_place, instances=instances)
+        assert program.collective == "" and verify(program, collective=collective).ok
+        assert bool(program.scratch_units.any()) == in_place
