@@ -102,6 +102,7 @@ class Op(IntEnum):
       those RELEASEs without which it could not have ended.
     * RELAXED_SIGNAL -> RELAXED_WAIT and packet written -> packet read only order: an earlier read is over,
       but an earlier write (other than the packets themselves) need not be visible.
+      At the end of a rank its output must be visible to it; of what a SWITCH does the order is enough.
     * PUT, FORWARD_PACKET and SIGNAL through PORT are done some time after they are issued, in the order of
       issue on their channel.  The data is visible at the peer after the WAIT for a later SIGNAL of that
       channel; the source may be overwritten after a FLUSH of that channel, or after anything that

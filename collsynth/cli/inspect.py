@@ -85,7 +85,7 @@ def _program(program: Program, objections: list[dict[str, Any]], options: Any = 
     selected = {}
     runtimes = ("mscclpp",) if program.one_sided else _RUNTIMES
     for name in runtimes:
-        rule = mscclpp.predicate(program, options) if name == "mscclpp" else predicate(program, TARGETS[name])
+        rule = mscclpp.predicate(program) if name == "mscclpp" else predicate(program, TARGETS[name])
         refused = [f"line {o['line']}: {o['message']}" for o in objections
                    if o["severity"] == "error" and (name in o["targets"] or "any" in o["targets"])]  # fmt: skip
         limits = _limit_broken(program, name)
@@ -103,8 +103,11 @@ def _program(program: Program, objections: list[dict[str, Any]], options: Any = 
             "max_bytes": rule.max_bytes,
             "max_inclusive": rule.max_inclusive,
             "elements_multiple": multiple,
-            "bytes_multiple": {str(size): multiple * size for size in _ELEMENT_SIZES},
-            "ops": list(OPERATIONS),
+            "bytes_multiple": {
+                str(size): mscclpp.bytes_multiple(program, options) if name == "mscclpp" else multiple * size
+                for size in _ELEMENT_SIZES
+            },
+            "ops": list(mscclpp.REDUCTIONS if name == "mscclpp" else OPERATIONS),
         }
     longest, rank, block = longest_threadblock(program)
     return {

@@ -5,14 +5,17 @@ from __future__ import annotations
 from .mscclpp_json import looks_like
 from .mscclpp_read import PlanOptions, PlanSource, parse, read
 from .mscclpp_rules import OPERATIONS, Note
-from .mscclpp_select import predicate
+from .mscclpp_select import OPERATIONS as REDUCTIONS
+from .mscclpp_select import bytes_multiple, predicate
 from .mscclpp_write import losses, plan_of, render, write
 
 __all__ = [
     "OPERATIONS",
+    "REDUCTIONS",
     "Note",
     "PlanOptions",
     "PlanSource",
+    "bytes_multiple",
     "looks_like",
     "losses",
     "parse",

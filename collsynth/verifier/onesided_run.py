@@ -21,6 +21,7 @@ _ADDING = frozenset({Op.REDUCE, Op.READ_REDUCE, Op.READ_PACKET_REDUCE})
 _SILENT = frozenset({
     Op.NOP, Op.SIGNAL, Op.WAIT, Op.RELAXED_SIGNAL, Op.RELAXED_WAIT, Op.FLUSH, Op.BARRIER, Op.ACQUIRE, Op.RELEASE,
 })  # fmt: skip
+_BY_SWITCH = frozenset({Op.MULTICAST_STORE, Op.MULTICAST_REDUCE})
 Clock = NDArray[np.int32]
 
 
@@ -217,17 +218,22 @@ class Run:
         told: set[tuple[str, int, int]] = set()
         for rank in range(program.nranks):
             first, last = self.begun[rank], self.begun[rank + 1]
-            over = self.over[first:last].max(axis=0) if first < last else np.zeros(self.graph.nthreads, np.int32)
+            nothing = np.zeros((1, self.graph.nthreads), np.int32)
+            over = (self.over[first:last] if first < last else nothing).max(axis=0)
+            seen = (self.seen[first:last] if first < last else nothing).max(axis=0)
             begin = self.layout.base[rank][1]
             scratch = self.layout.base[rank][2]
             for cell in range(scratch):
                 node = self.writer[rank][cell]
                 output = begin <= cell < begin + self.layout.size[rank][1]
-                if node >= 0 and output and over[self.graph.thread_of[node]] < self.number[node]:
-                    row = self.graph.row_of[node]
-                    if ("w", row, rank) not in told:
+                if node >= 0 and output:
+                    row, thread = self.graph.row_of[node], self.graph.thread_of[node]
+                    # a multicast is done by the switch: runtimes take a relaxed signal for its arrival
+                    known = over if self.table.op[row] in _BY_SWITCH else seen
+                    if known[thread] < self.number[node] and ("w", row, rank) not in told:
                         told.add(("w", row, rank))
-                        message = f"rank {rank} ends without waiting for {self.table.name(row)}, which writes "
+                        how = "without waiting for" if over[thread] < self.number[node] else "after a relaxed wait for"
+                        message = f"rank {rank} ends {how} {self.table.name(row)}, which writes "
                         found.append(error("E-SIGNAL", message + self._cell(rank, cell), **self.table.at(row)))
                 for node in self.readers[rank][cell]:
                     row = self.graph.row_of[node]

@@ -470,7 +470,7 @@ def test_verbs_take_plans(tmp_path: Path) -> None:
     assert done.exit_code == 0 and "ok (allreduce, 4 ranks, out of place)" in done.output
     shown = runner.invoke(cli, ["inspect", "--json", str(path)])
     rule = json.loads(shown.output)["selection"]["mscclpp"]
-    assert rule["selectable"] and rule["elements_multiple"] == 64
+    assert rule["selectable"] and rule["elements_multiple"] == 4 and set(rule["bytes_multiple"].values()) == {64}
     value = json.loads(path.read_text())
     ops(value, 2, 2).pop()
     path.write_text(json.dumps(value))

@@ -102,6 +102,15 @@ def test_relaxed_signals_do_not_publish_data() -> None:
     assert any("without visibility" in f.message for f in report.findings)
 
 
+def test_a_rank_must_see_its_output_at_the_end() -> None:
+    def change(rank: int, tb: int, rows: Rows) -> Rows:
+        return [sync(Op.RELAXED_WAIT, r.peer or 0) if r.op is Op.WAIT else r for r in rows]
+
+    report = verify(rebuilt(allgather_puts(2), change))
+    assert {f.code for f in report.errors} == {"E-SIGNAL"}
+    assert "rank 0 ends after a relaxed wait for rank 1 tb 0 step 3 (PUT)" in " ".join(f.message for f in report.errors)
+
+
 def test_the_source_of_a_port_is_in_use_until_it_is_flushed() -> None:
     def ranks(flush: bool) -> list[list[Rows]]:
         sent = [local(Op.COPY, at(I, 0), at(S, 0)), sync(Op.WAIT, 1, kind=PORT), put(at(S, 0), 1, O, 0, 0)]
