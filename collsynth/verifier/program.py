@@ -11,14 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..collective import Collective
 from ..errors import InputError
 from ..program import READING, WRITING, Buffer, Program, Target
 from .blame import Blame
+from .expressions import moves_of
+from .flow import flow_of
 from .limits import check_limits
 from .memory import Goal, Layout, collective_of, fits, goal_of, layout_of
 from .onesided import check_one_sided
+from .order import free_of_races
 from .quick import Drift, prove
 from .races import find_races, vector_clocks
 from .report import Finding, Report, Severity, error, make_report, warning
@@ -57,7 +61,7 @@ def verify_program(
         if problem is not None:
             findings.append(problem)
         if structure.sound and not ranges and (problem is None or problem.code == "E-NOT-JUDGED"):
-            findings += _check_data(structure, judged, asked)
+            findings += _check_data(structure, judged, asked, flags)
     findings += check_limits(program, table, target)
     if source is not None:
         findings += _syntax(source, target)
@@ -130,14 +134,20 @@ def _check_ranges(table: Table) -> Iterator[Finding]:
                 yield error("E-RANGE", f"{message}, and {name} has {sizes[buffer][rank]} units", **table.at(row))
 
 
-def _check_data(structure: Structure, program: Program, collective: Collective | None) -> list[Finding]:
+def _check_data(
+    structure: Structure, program: Program, collective: Collective | None, flags: NDArray[np.bool_] | None
+) -> list[Finding]:
     """Races, undefined reads, result and input, in every mode that the program declares."""
-    modes = _modes(program)
-    goal, clocks = goal_of(program, collective), vector_clocks(structure)
+    modes, goal, flow = _modes(program), goal_of(program, collective), flow_of(program, flags)
+    clocks: list[list[int]] | None = None
     findings: list[Finding] = []
     for in_place in modes:
         layout = layout_of(program, in_place=in_place)
-        found, racing = find_races(structure, layout, clocks)
+        found: list[Finding] = []
+        racing: set[int] = set()
+        if flow is None or not free_of_races(flow, moves_of(flow, layout)):
+            clocks = vector_clocks(structure) if clocks is None else clocks
+            found, racing = find_races(structure, layout, clocks)
         found += _check_result(structure, layout, goal, racing)
         label = "in place" if in_place else "out of place"
         findings += [replace(f, message=f"{label}: {f.message}") for f in found] if len(modes) > 1 else found
