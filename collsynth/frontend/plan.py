@@ -3,7 +3,10 @@
 **Order.**  A script may write chunk by chunk what is meant to run at the same time.  Operations are put in
 the order in which they would run if every connection carried one at a time, at one unit a tick, as soon as
 what they read is there and what they overwrite has been read.  Of two that could go, the one that was
-written first does.  Every conflicting pair keeps its order, so the linear order of `lowering.ir` holds.
+written first does.  In each tick all sends come before all receives, so that what arrives in one tick can
+leave in the next with nothing sent in between: a ring fuses on every rank.  A connection carries one
+operation at a time, so a send still comes after the receives of all earlier messages of its connection,
+and every conflicting pair keeps its order, which is what the linear order of `lowering.ir` needs.
 
 **Parts.**  With `instances` every unit is cut n times finer.  Copy j of a run of units (those that lie side
 by side in every buffer that holds them) takes the j-th n-th of the run, as in `lowering.instances`: what a
@@ -29,6 +32,9 @@ from .operations import Operation, Span, Threadblocks
 
 #: A connection: (source rank, destination rank, channel).
 _Connection = tuple[int, int, int]
+
+#: More than a program's parts: spaces out the positions of ticks.
+_MANY = 1 << 40
 
 
 def make_plan(
@@ -72,8 +78,9 @@ def make_plan(
             for way in range(operation.ways):
                 lane = lane_of(instance, channel, way)
                 blocks = (block_of(hints.send_tb, lane), block_of(hints.recv_tb, lane), block_of(hints.tb, lane))
-                for places, count in division.parts(operation, instance, way):
-                    emitter.emit(operation, places, count, tick, lane, blocks)
+                for part, (places, count) in enumerate(division.parts(operation, instance, way)):
+                    emitter.emit(operation, places, count, tick, part, lane, blocks)
+    plan.messages.sort(key=lambda message: message.position)
     for steps in plan.steps:
         steps.sort(key=lambda step: step.order)
     return plan
@@ -217,39 +224,46 @@ class _Emitter:
     def __init__(self, plan: Plan, fused_receive: bool) -> None:
         self.plan, self.fused_receive = plan, fused_receive
         self.aliases = Aliases(plan.collective, plan.instances, plan.in_place)
-        self.position = 0
+        self.emitted = 0
         self.next_virtual = list(plan.pinned_scratch)
         self.writer: dict[tuple[int, Place], Step] = {}  # by first unit
         # only in place: one name for each memory, so that passes see that a place is the same
         self.one_name = plan.in_place and not plan.out_of_place
 
     def emit(
-        self, operation: Operation, places: list[Place], count: int, tick: int, lane: int,
+        self, operation: Operation, places: list[Place], count: int, tick: int, part: int, lane: int,
         blocks: tuple[int | None, int | None, int | None],
     ) -> None:  # fmt: skip
-        """One part: places of source, target and own, and the threadblocks (send, receive, local) wanted."""
+        """The part of that number within its lane.
+
+        `places` are those of source, target and own, `blocks` the threadblocks wanted (send, receive, local).
+        """
         src, dst = operation.source.rank, operation.target.rank
         source = self.named(src, places[0], count)
         target = self.named(dst, places[1], count)
         own = self.named(dst, places[2], count) if len(places) > 2 else None
+        # positions of a tick: first sends and local steps, then receives; later parts of a message go one by one
+        early, late = (2 * tick * _MANY + self.emitted, (2 * tick + 1) * _MANY + self.emitted)
         if operation.remote:
-            message = Message(self.position, src, dst, count, tick, lane, operation.color,
+            message = Message(late, src, dst, count, tick, lane, operation.color,
                               send_block=blocks[0], recv_block=blocks[1])  # fmt: skip
             self.plan.messages.append(message)
-            send = Step(src, Op.SEND, count, source, None, 4 * self.position, tick, send=message)
+            order = 4 * (early if part == 0 else late)
+            send = Step(src, Op.SEND, count, source, None, order, tick, send=message)
             send.producer = self.writer.get((src, source))
             self.plan.steps[src].append(send)
             steps = receive_steps(self.plan, self.aliases, message, own, target, self.fused_receive, self.fresh)
         else:
-            steps = self.local(dst, source, own, target, count, tick, blocks[2])
+            steps = self.local(dst, source, own, target, count, tick, 4 * early, blocks[2])
         self.plan.steps[dst].extend(steps)
         if steps:
             self.writer[dst, target] = steps[-1]
-        self.position += 1
+        self.emitted += 1
 
     def local(
-        self, rank: int, source: Place, own: Place | None, target: Place, count: int, tick: int, block: int | None
-    ) -> list[Step]:
+        self, rank: int, source: Place, own: Place | None, target: Place, count: int, tick: int, order: int,
+        block: int | None,
+    ) -> list[Step]:  # fmt: skip
         """Steps within a rank: target = source, or target = own + source."""
         start, added = source, None
         if own is not None:
@@ -261,8 +275,7 @@ class _Emitter:
         steps: list[Step] = []
 
         def append(op: Op, src: Place) -> None:
-            order = 4 * self.position + len(steps)
-            steps.append(Step(rank, op, count, src, target, order, tick, home=home, block=block))
+            steps.append(Step(rank, op, count, src, target, order + len(steps), tick, home=home, block=block))
 
         same = self.aliases.address(rank, start) == self.aliases.address(rank, target)
         if start != target and not (same and not self.plan.out_of_place):

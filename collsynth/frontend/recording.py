@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from ..collective import Collective, allreduce, canonical_name, make
-from ..errors import InputError, VerificationError
+from ..errors import InputError, RefusedError, VerificationError
 from ..lowering.ir import Plan
 from ..lowering.pipeline import check_request, lower_plan
 from ..program import TARGETS, Buffer, Program, Protocol, Target
@@ -261,13 +261,18 @@ class Recording:
             A verified program.
 
         Raises:
-            RefusedError: a limit would be broken; the message has the figure.
+            RefusedError: a limit would be broken (the message has the figure), or the target runs only
+                one-sided programs.
             VerificationError: the algorithm is wrong.
             InputError: an argument is out of range.
         """
         if instances < 1:
             raise InputError(f"{instances} instances", where=caller(), expected="1 or more")
         check_request(self.collective, target, max_threadblocks, max_channels)
+        if target.one_sided:
+            raise RefusedError(
+                f"target {target.name} runs one-sided programs only, a recording becomes a two-sided one"
+            )
         self.finish()
 
         def build() -> Plan:

@@ -1,14 +1,15 @@
 """What the passes work on: steps of ranks, the messages between them, and where they run.
 
-**The linear order.**  Every message has a position in one global order: (level, row) of the schedule.
-Its send comes right before its receive; local steps follow the message that brought their data.
+**The linear order.**  Every step has a place in one global order.  A send comes before its receive and
+after the receives of all earlier messages of its connection; local steps follow the message that brought
+their data.  (From a schedule, messages go by level and row, each send right before its receive.)
 All later passes keep each threadblock's steps in this order.  That makes a program free of deadlock
 whatever connections share a threadblock, at any FIFO depth of 1 or more: look at the unfinished step
 of the lowest position.  The steps before it in its threadblock, and all that it depends on, have lower
 positions, so they are done.  If it receives, its message was sent (the send is lower).  If it sends,
-the FIFO has room: all earlier messages of the connection are lower, and so are their receives.  So it
-can run; by induction everything runs.  Only fusion moves a send away from its position, and
-`fusion.deadlock` re-checks that with the real depth.
+the FIFO has room: the receives of all earlier messages of the connection are lower.  So it can run; by
+induction everything runs.  Only fusion moves a send away from its position, and `fusion.deadlock`
+re-checks that with the real depth.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Message:
     """One transfer of `count` consecutive units from rank `src` to rank `dst`.
 
     Attributes:
-        position: index in the linear order.
+        position: where its receive is in the linear order.
         instance: parallel copy it belongs to.
         color: number of its chunk within the owner's shard; spreads a pair over channels.
         channel: set by the channels pass.
@@ -52,7 +53,8 @@ class Step:
     """One instruction of a rank.
 
     Attributes:
-        order: place in the linear order (4 * position of its message, plus 0 send, 1 receive, 2.. local).
+        order: place in the linear order; of a receive 4 * position of its message + 1, the steps that go with
+            it follow.
         send, recv: messages put on / taken from a connection.
         home: message whose receiving threadblock runs a local step; None: the local threadblock.
         block: name of the threadblock that the author wants to run a local step (as in `Message`).

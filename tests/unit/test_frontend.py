@@ -245,12 +245,12 @@ def test_limits_of_the_target_hold() -> None:
     with pytest.raises(RefusedError, match="channels are needed, --max-channels allows 2"):
         p.lower(target=TARGETS["msccl-executor"], max_channels=2)
     with pytest.raises(RefusedError, match="--max-threadblocks allows 1"):
-        cs_all_pairs(4).lower(max_threadblocks=1)
+        all_pairs(4).lower(max_threadblocks=1)
     with pytest.raises(InputError, match="0 instances"):
         p.lower(instances=0)
 
 
-def cs_all_pairs(nranks: int) -> Recording:
+def all_pairs(nranks: int) -> Recording:
     with cs.record("allgather", nranks) as p:
         for rank in range(nranks):
             for peer in range(nranks):
@@ -267,8 +267,13 @@ def test_a_root_that_the_target_cannot_express() -> None:
         p.lower(target=TARGETS["msccl-executor"])
 
 
+def test_a_one_sided_target_is_refused() -> None:
+    with pytest.raises(RefusedError, match="mscclpp runs one-sided programs only"):
+        all_pairs(2).lower(target=TARGETS["mscclpp"])
+
+
 def test_lowering_changes_nothing_and_repeats_itself() -> None:
-    p = cs_all_pairs(4)
+    p = all_pairs(4)
     assert p.lower(instances=2).content_hash() == p.lower(instances=2).content_hash()
     assert p.program is p.program
 
