@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +16,7 @@ from collsynth.backends import data, numpy_backend
 from collsynth.backends.layout import Layout
 from test_numpy_backend import wrong_elements
 
+from collsynth.errors import InputError
 from collsynth.formats import msccl_xml
 from collsynth.frontend import Recording
 from collsynth.program import TARGETS, Op, Program
@@ -167,3 +170,17 @@ def test_xml_written_and_read_back_is_the_same_program(tmp_path: Path) -> None:
     path = tmp_path / "ring.xml"
     msccl_xml.write(program, path, target=TARGETS["msccl-executor"])
     assert msccl_xml.read(path).content_hash() == program.content_hash()
+
+
+def test_the_pages_scripts_do_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/frontend.md: the ring is written as shown, the wrong script fails with the message shown."""
+    page = (EXAMPLES.parent / "frontend.md").read_text()
+    ring, wrong = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(ring, "ring.py", "exec"), {})
+    program = msccl_xml.read(tmp_path / "ring.xml")
+    counted = Counter(Op(op).name.lower() for op in program.op.tolist())
+    assert ", ".join(f"{counted[name]} {name}" for name in sorted(counted)) in page
+    with pytest.raises(InputError) as caught:
+        exec(compile(wrong, "wrong.py", "exec"), {})
+    assert str(caught.value) in page.replace("\n", " ")
