@@ -19,6 +19,7 @@ _VERBS = {
     "synth": ("synth", "synth", "Make one verified schedule and write it in a runtime's format."),
     "verify": ("verify", "verify", "Prove a program: data, reduction, races, deadlock, limits."),
     "inspect": ("inspect", "inspect", "What a program is and when a runtime selects it."),
+    "convert": ("convert", "convert", "From one format to another; says what is lost."),
     "simulate": ("simulate", "simulate", "Predicted time of programs and schedules on a machine."),
     "run": ("run", "run", "Run a program on real buffers and check the result."),
     "launch": ("launch", "launch", "Start a command under mpirun with what Open MPI needs."),

@@ -129,7 +129,8 @@ def _chunks(trace: Trace) -> list[_Chunk]:
         for node in nodes:
             for other in _data_of(node, tables[rank]):
                 parent[find((rank, other))] = find((rank, node.id))
-                if node.type is NodeType.COMP and tables[rank][other].type is NodeType.COMM_RECV:
+                adds = node.type is NodeType.COMP and node.integer("num_ops") != 0  # 0: a local copy
+                if adds and tables[rank][other].type is NodeType.COMM_RECV:
                     reducing.add((rank, other))
     for into, out in partner.items():
         parent[find(into)] = find(out)

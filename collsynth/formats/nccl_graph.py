@@ -31,10 +31,11 @@ _ASSUMED_SPEED = "20"
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A text, and what it assumes or leaves out."""
+    """A text, what it leaves out, and what was assumed for it."""
 
     text: str
     losses: tuple[str, ...]
+    assumptions: tuple[str, ...]
 
 
 def render(value: Schedule | Program, topology: Topology | None = None) -> Rendered:
@@ -52,15 +53,14 @@ def render(value: Schedule | Program, topology: Topology | None = None) -> Rende
     found = find(value)
     if machine is not None and machine.nranks != len(found.orders[0]):
         raise InputError(f"the machine has {machine.nranks} ranks", where="-t", expected=str(len(found.orders[0])))
-    losses = [
-        "chunks, their order and their routes: NCCL runs its own algorithm and protocol over these orders",
-        "dev is taken for the local rank (the order of NVML and of CUDA_VISIBLE_DEVICES may differ)",
-    ]
+    losses = ("chunks, their order and their routes: NCCL runs its own algorithm and protocol over these orders",)
     channels = [_local(order, found.kind, machine) for order in found.orders]
     crossing = machine is not None and machine.nnodes > 1
     nets = [_nics(order, machine) for order in found.orders] if crossing and machine is not None else []
     intra, inter, kind, assumed = _speeds(found, machine)
-    losses += assumed
+    if machine is None:
+        assumed.append("all ranks are in one node")
+    assumed.append("dev is the local rank (the order of NVML and of CUDA_VISIBLE_DEVICES may differ)")
     number, pattern = _GRAPHS[found.kind]
     same = len(set(map(tuple, channels))) == 1
     lines = [
@@ -81,7 +81,7 @@ def render(value: Schedule | Program, topology: Topology | None = None) -> Rende
     nodes = sum(line.lstrip().startswith("<") and not line.lstrip().startswith("</") for line in lines)
     if nodes > _MAX_NODES:
         raise RefusedError(f"a graph file of {nodes} XML nodes: NCCL reads {_MAX_NODES}")
-    return Rendered("\n".join(lines), tuple(losses))
+    return Rendered("\n".join(lines), losses, tuple(assumed))
 
 
 def _hex(number: int) -> str:
@@ -146,7 +146,7 @@ def _speeds(found: Paths, machine: Topology | None) -> tuple[str, str, str, list
     """speedintra, speedinter, typeintra and what was assumed for them; GB/s of one channel."""
     if machine is None or machine.unknown_speeds():
         kind = "NVL"
-        why = f"speeds are assumed to be {_ASSUMED_SPEED} GB/s a channel and paths NVL: the machine is not known"
+        why = f"{_ASSUMED_SPEED} GB/s a channel and paths of class NVL: the speeds are not known"
         return _ASSUMED_SPEED, _ASSUMED_SPEED, kind, [why]
     uses: Counter[int] = Counter()
     neighbours = {
@@ -168,8 +168,8 @@ def _speeds(found: Paths, machine: Topology | None) -> tuple[str, str, str, list
     worst = max((_TYPES.get(kind, "SYS") for kind in kinds), key=["NVL", "PHB", "SYS"].index, default="LOC")
     intra = min((speed[link] for link in inside), default=min(speed.values(), default=Fraction(20 * 10**9)))
     inter = min((speed[link] for link in between), default=intra)
-    notes = ["speeds are those of the busiest link by the topology, shared by the channels that cross it; "
-             "typeinter is assumed to be PXB"]  # fmt: skip
+    notes = ["a channel's speed is that of its slowest link by the topology, shared by the channels that cross it",
+             "typeinter is PXB"]  # fmt: skip
     return f"{gigabytes_per_second(intra):g}", f"{gigabytes_per_second(inter):g}", worst, notes
 
 

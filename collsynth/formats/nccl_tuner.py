@@ -44,23 +44,21 @@ def render(value: Schedule | Program, topology: Topology | None = None) -> Rende
     if algorithm not in _ALGORITHMS[name]:
         raise RefusedError(f"NCCL does {name} by {' or '.join(_ALGORITHMS[name])}, not by {algorithm}")
     nranks = len(found.orders[0])
-    losses = [
-        "the schedule itself: NCCL runs its own algorithm, a tuner only chooses it (ranks may be ordered otherwise)"
-    ]
+    losses = ("the schedule itself: NCCL runs its own algorithm, over its own order of ranks; a tuner only chooses",)
+    assumed = ["pipe ops and registered buffers: any (-1)"]
     if isinstance(value, Program):
         protocol, channels = _PROTOCOLS[value.protocol], len(found.orders)
         low, high = value.min_bytes or 0, value.max_bytes or _NO_LIMIT
     else:
         protocol, channels, low, high = "simple", len(found.orders), 0, _NO_LIMIT
-        losses.append("protocol simple and all sizes are assumed: a schedule does not say")
+        assumed.append("protocol simple and all sizes: a schedule does not say")
     nodes = -1 if machine is None else machine.nnodes
     if machine is None:
-        losses.append("any number of nodes is assumed: no machine was given")
-    losses.append("pipe ops and registered buffers are left at any (-1)")
+        assumed.append("any number of nodes: no machine was given")
     fields = (name, low, high, algorithm, protocol, max(channels, 1), nodes, nranks, -1, -1)
     text = (
         "# collective,min_bytes,max_bytes,algorithm,protocol,channels,nodes,ranks,pipe_ops,registered\n"
         + ",".join(map(str, fields))
         + "\n"
     )
-    return Rendered(text, tuple(losses))
+    return Rendered(text, losses, tuple(assumed))
