@@ -53,7 +53,7 @@ def of_xml(source: ProgramSource) -> list[str]:
         lost.append(
             f"{missing} steps are waited for but have no hasdep: they get one (the wait was met later, or never)"
         )
-    own = sum(note.severity == "error" for note in source.syntax)
+    own = sum(note.severity == "error" and len(note.targets) != 1 for note in source.syntax)
     if own:
         lost.append(f"{own} peculiarities of the text that runtimes refuse or misread (collsynth verify lists them)")
     return lost
