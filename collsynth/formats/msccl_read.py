@@ -487,7 +487,8 @@ class _Reader:
             odd = np.flatnonzero((declared[:, index] != 0) & (declared[:, index] != size))
             if len(odd):
                 rank = int(odd[0])
-                message = f"{label}={declared[rank, index]}, but {collective or 'a program'} of {nunits} chunks makes it {size[rank]}"
+                whose = collective or "a program"
+                message = f"{label}={declared[rank, index]}, but {whose} of {nunits} chunks makes it {size[rank]}"
                 self.notes.append(
                     SyntaxNote("X-CHUNKS", "error", self.gpus[rank][0], message, ("msccl",), rank)
                 )  # fmt: skip
