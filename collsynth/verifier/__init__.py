@@ -17,11 +17,25 @@ from ..program import TARGETS, Program, Target
 from ..schedule import Schedule
 from .codes import CODES, CURES
 from .limits import accepted_by
+from .meaning import wrong_meaning
 from .program import verify_program
 from .report import Finding, Report, Severity, error, make_report
 from .schedule import check_schedule
+from .witness import Witness, race_witness
 
-__all__ = ["CODES", "CURES", "Finding", "Report", "Severity", "Source", "accepted_by", "require_verified", "verify"]
+__all__ = [
+    "CODES",
+    "CURES",
+    "Finding",
+    "Report",
+    "Severity",
+    "Source",
+    "Witness",
+    "accepted_by",
+    "race_witness",
+    "require_verified",
+    "verify",
+]
 
 _CACHE: OrderedDict[tuple[str, ...], Report] = OrderedDict()
 _CACHE_ENTRIES = 512
@@ -125,6 +139,9 @@ def _verify_schedule(
         findings.append(error("E-COLLECTIVE", f"the schedule is for {own.name}, not {collective}"))
     elif isinstance(collective, Collective) and collective.content_hash() != own.content_hash():
         findings.append(error("E-COLLECTIVE", f"the schedule's {own.name} is not the {collective.name} that was given"))
+    reason = wrong_meaning(own)
+    if reason:
+        findings.append(error("E-COLLECTIVE", f"the schedule's collective is not what its name says: {reason}"))
     found, depth = check_schedule(schedule, deterministic=deterministic)
     report = make_report(findings + found, content_hash, own.name, own.nranks, depth)
     return report if report.ok else replace(report, reduction_depth=None)

@@ -35,7 +35,8 @@ def _neighbours(flow: Flow, moves: Moves) -> tuple[IntArray, IntArray]:
     ncells, row = moves.ncells, moves.row
     tb = flow.row_tb[row]
     reads = (moves.first < ncells, (moves.second >= 0) & (moves.second < ncells))
-    stores = moves.store >= 0
+    # a copy of a unit onto itself changes nothing: for others it is a read
+    stores = (moves.store >= 0) & ((moves.store != moves.first) | (moves.second >= 0))
     # only cells that several threadblocks touch, one of them writing, can have races
     one_tb = np.full(ncells, -1, dtype=np.int64)
     shared, written = np.zeros(ncells, dtype=bool), np.zeros(ncells, dtype=bool)

@@ -9,6 +9,7 @@ for each step, because conflicts are between steps of one rank.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,8 @@ class _Races:
             begin = base[table.dst_buffer[row]] + table.dst_index[row]
             if op == Op.REDUCE:
                 self._read(row, rank, known, first, begin, begin + count)
+            if op == Op.COPY and begin == base[table.src_buffer[row]] + table.src_index[row]:
+                return  # a copy onto itself changes nothing: for others it is a read
             self._write(row, rank, known, first, begin, begin + count)
 
     def _unordered(self, other: int, row: int, known: list[int], first: int) -> bool:
@@ -152,5 +155,7 @@ def find_races(structure: Structure, layout: Layout, clocks: list[list[int]]) ->
         place = cell_name(layout, rank, cell)
         for here, there, does, did in ((row, other, two, one), (other, row, one, two)):
             message = f"{table.name(here)} {does} {place}, which {table.name(there)} {did}, and nothing orders them"
-            findings.append(error("E-RACE", message, **table.at(here)))
+            rank_there, tb_there, step_there = table.at(there).values()
+            finding = error("E-RACE", message, **table.at(here))
+            findings.append(replace(finding, other=(rank_there, tb_there, step_there)))
     return findings, {row for pair in races.races for row in pair}

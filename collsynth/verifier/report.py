@@ -33,6 +33,7 @@ class Finding:
         rank, threadblock, step: the place in a program; for a schedule rank and start level (as step).
             None where the fault has no such place.
         where: file:line when the source text is known.
+        other: (rank, threadblock, step) of the second step where two are at fault (races), None otherwise.
     """
 
     code: str
@@ -42,6 +43,7 @@ class Finding:
     threadblock: int | None = None
     step: int | None = None
     where: str | None = None
+    other: tuple[int, int, int] | None = None
 
     def place(self) -> str:
         """The place in words, '' when there is none."""

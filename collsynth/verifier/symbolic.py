@@ -66,9 +66,13 @@ class Execution:
         undefined: findings about memory read before anybody wrote it.
         odd_sums: findings about steps that add a term twice or add different places.
         trace: where values came from, when asked for.
+        torn: a row that stands twice in the structure's order: it reads the first time and stores the second.
     """
 
-    def __init__(self, structure: Structure, layout: Layout, goal: Goal, *, trace: bool = False) -> None:
+    def __init__(
+        self, structure: Structure, layout: Layout, goal: Goal, *, trace: bool = False, torn: int | None = None
+    ) -> None:
+        self.torn = torn
         self.structure, self.layout, self.goal, self.table = structure, layout, goal, structure.table
         self.undefined: list[Finding] = []
         self.odd_sums: list[Finding] = []
@@ -94,12 +98,21 @@ class Execution:
         ops, counts, src_buffer, src_index = table.op, table.count, table.src_buffer, table.src_index
         dst_buffer, dst_index, tb_of, tb_rank = table.dst_buffer, table.dst_index, table.tb_of, table.tb_rank
         messages: dict[int, list[Value]] = {}
+        read: list[Value] | None = None  # what the torn row has read and not yet stored
         for row in self.structure.order:
             op = ops[row]
             if op == Op.NOP:
                 continue
             rank, count = tb_rank[tb_of[row]], counts[row]
             memory, base = self.cells[rank], self.layout.base[rank]
+            if row == self.torn and read is None:
+                read = self._operands(row, messages)
+                continue
+            if row == self.torn and read is not None:
+                memory[self._stored(row)] = read
+                if op in _SENDING:
+                    messages[row] = read
+                continue
             values: list[Value] = messages.pop(sender[row]) if op in _RECEIVING else []
             if op in _READING:
                 begin = base[src_buffer[row]] + src_index[row]
@@ -122,6 +135,25 @@ class Execution:
             if self.trace is not None:
                 self.trace.carried[row] = values
         return self
+
+    def _operands(self, row: int, messages: dict[int, list[Value]]) -> list[Value]:
+        """The result of a row that stores, without storing it."""
+        table, rank = self.table, self.table.rank(row)
+        memory, base, count = self.cells[rank], self.layout.base[rank], self.table.count[row]
+        values: list[Value] = messages.pop(self.structure.sender[row]) if table.op[row] in _RECEIVING else []
+        if table.op[row] in _READING:
+            begin = base[table.src_buffer[row]] + table.src_index[row]
+            local = self._load(row, rank, begin, memory[begin : begin + count])
+            values = self._add(row, values, local) if table.op[row] in _RECEIVING else local
+        if table.op[row] == Op.REDUCE:
+            begin = self._stored(row).start
+            values = self._add(row, self._load(row, rank, begin, memory[begin : begin + count]), values)
+        return values
+
+    def _stored(self, row: int) -> slice:
+        """The cells that a row writes."""
+        begin = self.layout.base[self.table.rank(row)][self.table.dst_buffer[row]] + self.table.dst_index[row]
+        return slice(begin, begin + self.table.count[row])
 
     def touched_by(self, rows: set[int]) -> set[int]:
         """These rows and all whose data comes from one of them (of a traced run)."""
