@@ -290,11 +290,19 @@ class _Batch:
         reducing = schedule.reduce[rows] & self.collective.combining
         target = self._place(rows, schedule.dst[rows])
         trees = (self.tree[source], self.depth[source]) if self.collective.combining else None
+        if trees is not None and arrival.any():
+            # nobody says in which order these are added: the longest way that any order gives
+            np.maximum.at(self.depth, target[reducing], trees[1][reducing])
         for turn in range(int(arrival.max()) + 1):
             now = np.flatnonzero(arrival == turn) if arrival.max() else np.arange(len(rows))
             self._arrive(rows[now], target[now], sent[now], reducing[now], turn, rows, target)
             if trees is not None:
                 self._grow(target[now], trees[0][now], trees[1][now], reducing[now])
+        if trees is not None and arrival.any():
+            # and so no two ranks that do this are known to add in one tree
+            unordered = np.unique(target[arrival == 1])
+            own = (unordered % self.collective.nranks).astype(np.uint64)
+            self.tree[unordered] = _mix(self.tree[unordered], ~own)
 
     def _grow(self, target: IntArray, tree: WordArray, depth: NDArray[np.int32], reducing: BoolArray) -> None:
         """The trees of sums that one arrival a place brings or adds to."""

@@ -8,11 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_schedules import random_schedule
-from small_programs import INPUT, OUTPUT, SCRATCH, direct_reduce_scatter, exchange, relay_broadcast, ring_allreduce, step
-
 from collsynth.backends import data, numpy_backend
 from collsynth.backends.layout import Layout
+from random_schedules import random_schedule
+from small_programs import (
+    INPUT,
+    OUTPUT,
+    SCRATCH,
+    direct_reduce_scatter,
+    exchange,
+    relay_broadcast,
+    ring_allreduce,
+    step,
+)
+
 from collsynth.errors import InputError
 from collsynth.lowering import lower
 from collsynth.program import READING, RECEIVING, SENDING, WRITING, Op, Program, Threadblock
@@ -88,7 +97,9 @@ def interpret(program: Program, order: tuple[Place, ...], *, in_place: bool, dep
 
 def check(program: Program, witness: Witness) -> None:
     depth = program.protocol.fifo_depth if witness.bounded else None
-    ends = [interpret(program, order, in_place=witness.in_place, depth=depth) for order in (witness.first, witness.second)]
+    ends = [
+        interpret(program, order, in_place=witness.in_place, depth=depth) for order in (witness.first, witness.second)
+    ]
     assert witness.differences and ends[0] != ends[1]
 
 
