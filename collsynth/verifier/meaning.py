@@ -59,25 +59,26 @@ def _has_role(sets: RankSets, role: str, root: int | None) -> bool:
 
 def _unfilled(c: Collective, sets: RankSets, offset: np.ndarray, units: np.ndarray, side: str) -> str | None:
     """Chunks must cover each rank's buffer once, from its first unit to its last."""
-    groups = (
-        [(np.arange(c.nchunks), range(c.nranks))]
-        if sets.ptr is None
-        else [
-            (np.repeat(np.arange(c.nchunks), np.diff(sets.ptr))[sets.ranks == rank], (rank,))
-            for rank in range(c.nranks)
-        ]
-    )
-    for chunks, ranks in groups:
-        order = chunks[np.argsort(offset[chunks], kind="stable")]
-        begins = offset[order]
-        ends = begins + c.weight[order]
-        filled = int(ends[-1]) if len(ends) else 0
-        gapless = len(order) == 0 or (begins[0] == 0 and bool((begins[1:] == ends[:-1]).all()))
-        for rank in ranks:
-            insignificant = len(order) == 0  # as MPI has it: the send buffer of a broadcast off its root
-            if not gapless or (not insignificant and units[rank] != filled):
-                return f"chunks of {c.name} do not fill the {side} buffer of rank {rank} exactly"
-    return None
+    if sets.ptr is None:  # all ranks hold the same
+        chunk, rank = np.arange(c.nchunks), np.zeros(c.nchunks, dtype=np.int64)
+    else:
+        chunk, rank = np.repeat(np.arange(c.nchunks), np.diff(sets.ptr)), sets.ranks
+    order = np.lexsort((offset[chunk], rank))
+    chunk, rank = chunk[order], rank[order]
+    begins, ends = offset[chunk], offset[chunk] + c.weight[chunk]
+    first = np.concatenate(([True], rank[1:] != rank[:-1]))
+    gap = begins != np.where(first, 0, np.concatenate(([0], ends[:-1])))
+    filled = np.zeros(c.nranks, dtype=np.int64)
+    np.maximum.at(filled, rank, ends)
+    held = np.zeros(c.nranks, dtype=bool)  # as MPI has it: the send buffer of a broadcast off its root does not count
+    held[rank] = True
+    if sets.ptr is None:
+        filled[:], held[:] = filled[0], True
+    wrong = held & (units != filled)
+    wrong[rank[gap]] = True
+    if not wrong.any():
+        return None
+    return f"chunks of {c.name} do not fill the {side} buffer of rank {int(np.flatnonzero(wrong)[0])} exactly"
 
 
 def _misplaced(c: Collective, start: str, end: str) -> str | None:

@@ -189,21 +189,35 @@ def _ranks_of(words: WordArray) -> list[int]:
     return [64 * w + b for w, word in enumerate(words) for b in range(64) if int(word) >> b & 1]
 
 
+def _sorted_by(*columns: IntArray) -> tuple[IntArray, BoolArray]:
+    """Stable order by columns of numbers from 0 (the last one counts first), and where a new combination begins."""
+    key, span = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in reversed(columns):
+        width = int(column.max()) + 1
+        span *= width
+        key = key * width + column
+    if span < 1 << 62:
+        order = np.argsort(key, kind="stable")
+        return order, np.concatenate(([True], np.diff(key[order]) != 0))
+    order = np.lexsort(columns)
+    fresh = np.zeros(len(order), dtype=bool)
+    fresh[0] = True
+    for column in columns:
+        fresh[1:] |= np.diff(column[order]) != 0
+    return order, fresh
+
+
 def _phases(schedule: Schedule, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Rows ordered by (dense level, chunk, dst), with dense levels and the count of earlier arrivals of the
     same chunk and level at the same rank."""
     chunk, level, dst = schedule.chunk[rows], schedule.level[rows], schedule.dst[rows]
-    by_chunk = np.lexsort((level, chunk))
-    c, v = chunk[by_chunk], level[by_chunk]
-    new_chunk = np.concatenate(([True], c[1:] != c[:-1]))
-    new_level = new_chunk | np.concatenate(([True], v[1:] != v[:-1]))
-    serial = np.cumsum(new_level)
+    by_chunk, fresh = _sorted_by(level, chunk)
+    new_chunk = np.concatenate(([True], np.diff(chunk[by_chunk]) != 0))
+    serial = np.cumsum(fresh)
     start = np.maximum.accumulate(np.where(new_chunk, serial, 0))
     dense = np.empty(len(rows), dtype=np.int64)
     dense[by_chunk] = serial - start
-    order = np.lexsort((dst, chunk, dense))
-    place = np.stack((dense[order], chunk[order], dst[order]))
-    fresh = np.concatenate(([True], (place[:, 1:] != place[:, :-1]).any(axis=0)))
+    order, fresh = _sorted_by(dst, chunk, dense)
     index = np.arange(len(rows))
     arrival = index - np.maximum.accumulate(np.where(fresh, index, 0))
     return rows[order], dense[order], arrival
