@@ -14,12 +14,21 @@ from .greedy import Found, search
 from .list_schedule import Plan, Task, Timing, improve, waves
 from .machine import Machine
 from .problem import DEFAULT_PIECES, Problem
+from .reinsert import Reinsertion
 from .regions import regions_of
 from .tasks import forest_tasks, joined, mirrored
+
+#: collectives whose chunks travel along trees that reach all ranks
+TREES = ("allgather", "reducescatter", "allreduce", "broadcast", "reduce")
 
 #: work of one search, in tasks placed, so that results do not depend on the clock
 _GREEDY_WORK = 24_000
 _LIST_WORK = 60_000
+
+_REGROW_WORK = 600_000
+
+#: reinsertion is content with this ratio to the bound
+_GOAL = 1.08
 
 #: AllReduce asks the packer for a second opinion where the greedy's AllGather is this far from the bound
 _SATISFIED = 1.03
@@ -202,6 +211,25 @@ def _timed(problem: Problem, plan: Plan, owners: Sequence[int], floor: int) -> T
         deadline=problem.deadline,
         attempts=_attempts(_LIST_WORK, len(plan.tasks)),
     )
+
+
+# --- reinsertion --------------------------------------------------------------------------------
+
+
+def regrown(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
+    """The schedule with its trees grown anew where that makes it shorter; nothing when it is not made of trees
+    or is close to the bound already."""
+    floor = problem.floor(schedule.collective.payload_units)
+    try:
+        search = Reinsertion(problem.machine, schedule, floor=floor, exact=problem.spec.exact, seed=problem.spec.seed)
+    except ValueError:
+        return
+    chunks = search.run(goal=int(floor * _GOAL), work=_REGROW_WORK, deadline=problem.deadline)
+    plan, timing, roots = search.plan(chunks)
+    collective = schedule.collective
+    if problem.name == "allreduce":
+        collective = problem.cut_into(len(roots), [roots.count(rank) for rank in range(problem.nranks)])
+    yield _schedule(problem, collective, plan, timing, f"{schedule.method}+regrown")
 
 
 # --- paths --------------------------------------------------------------------------------------

@@ -98,10 +98,13 @@ class Problem:
         """The cuts that an engine of some cost should try: all of them while latency counts, else the
         two finest."""
         cuts = self.collectives()
+        return cuts if self.latency_counts else cuts[-2:]
+
+    @property
+    def latency_counts(self) -> bool:
+        """Whether the asked size is so small that coarse pieces may be the best."""
         size = self.spec.size
-        if size is not None and self.bound.seconds_per_byte * size * 10**12 < _LATENCY_COUNTS * self.bound.latency:
-            return cuts
-        return cuts[-2:]
+        return size is not None and self.bound.seconds_per_byte * size * 10**12 < _LATENCY_COUNTS * self.bound.latency
 
     def _even(self, pieces: int) -> Collective:
         if self.weights is not None:

@@ -27,6 +27,10 @@ from .problem import Problem, make_problem
 from .spec import Status, SynthResult, SynthSpec
 
 
+#: a schedule this close to the bound is not searched any further
+_CLOSE = Fraction(103, 100)
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """A way to make schedules.
@@ -53,13 +57,13 @@ ENGINES: dict[str, Engine] = {
     "greedy": Engine(
         "AllGather, ReduceScatter, AllReduce, Broadcast, Reduce on any connected machine: earliest arrival, "
         "region-aware, then list scheduling",
-        _knows("allgather", "reducescatter", "allreduce", "broadcast", "reduce"),
+        _knows(*engines.TREES),
         engines.greedy_schedules,
     ),
     "forest": Engine(
         "AllGather, ReduceScatter, AllReduce, Broadcast, Reduce: rate-optimal tree packing, list-scheduled; "
         "the engine of --exact",
-        _knows("allgather", "reducescatter", "allreduce", "broadcast", "reduce"),
+        _knows(*engines.TREES),
         engines.forest_schedules,
     ),
     "paths": Engine(
@@ -148,6 +152,11 @@ class _Candidate:
     schedule: Schedule
     merit: tuple[Fraction, int, int]
 
+    @property
+    def fineness(self) -> tuple[int, Fraction]:
+        """Number of units, then speed (more is better)."""
+        return self.merit[2], -self.merit[0]
+
 
 def _judge(problem: Problem, schedule: Schedule) -> _Candidate:
     size = problem.spec.size
@@ -164,6 +173,7 @@ def _best(problem: Problem, method: str) -> _Candidate:
             raise RefusedError(f"{method} cannot promise the exact rate")
         order = [n for n in ("forest", "paths") if auto or n == method]
     best: _Candidate | None = None
+    finest: _Candidate | None = None
     reasons: list[str] = []
     for name in order:
         engine = _engine(name)
@@ -177,6 +187,8 @@ def _best(problem: Problem, method: str) -> _Candidate:
                 candidate = _judge(problem, schedule)
                 if best is None or candidate.merit < best.merit:
                     best = candidate
+                if finest is None or candidate.fineness > finest.fineness:
+                    finest = candidate
                 if _perfect(problem, best) or problem.out_of_time:
                     break
         except RefusedError as error:
@@ -185,11 +197,21 @@ def _best(problem: Problem, method: str) -> _Candidate:
             reasons.append(f"{name}: {error}")
         if best is not None and (_perfect(problem, best) or problem.out_of_time):
             break
+    if auto and best is not None and finest is not None and _improvable(problem, best):
+        for schedule in engines.regrown(problem, finest.schedule):
+            best = min(best, _judge(problem, schedule), key=lambda candidate: candidate.merit)
     if best is None:
         if problem.out_of_time:
             raise TimeLimitError(f"the time limit of {problem.spec.time_limit:g} s passed before there was a schedule")
         raise RefusedError("; ".join(reasons) or f"no method gives {problem.name} on {problem.topology.name}")
     return best
+
+
+def _improvable(problem: Problem, best: _Candidate) -> bool:
+    """Whether the trees of the best schedule are worth another search: bandwidth counts, and there is a gap."""
+    if problem.out_of_time or problem.latency_counts or problem.name not in engines.TREES:
+        return False
+    return makespan(best.schedule) > _CLOSE * problem.bound.seconds_per_byte
 
 
 def _perfect(problem: Problem, candidate: _Candidate) -> bool:
