@@ -66,10 +66,11 @@ def verify(
     elif "-" not in (junit, sarif):
         for result in results:
             _print(result, show_all)
-    if junit is not None:
-        write_text_atomically(junit, junit_text(results), force=force)
-    if sarif is not None:
-        write_text_atomically(sarif, sarif_text(results), force=force)
+    for out, text_of in ((junit, junit_text), (sarif, sarif_text)):
+        if out == "-":
+            click.echo(text_of(results), nl=False)
+        elif out is not None:
+            write_text_atomically(out, text_of(results), force=force)
     code = max((result["_code"] for result in results), default=0)
     click.get_current_context().exit(code)
 

@@ -56,7 +56,7 @@ def verify_program(
         structure = build_structure(program, None if flags is None else flags.tolist())
         table = structure.table
         findings = list(structure.findings)
-        ranges = list(_check_ranges(table))
+        ranges = list(_check_ranges(table, judged))
         findings += ranges
         if problem is not None:
             findings.append(problem)
@@ -112,9 +112,8 @@ def _judged(program: Program, collective: Collective | str | None) -> tuple[Prog
     return named, asked, None if reason is None else error("E-SIZE", reason)
 
 
-def _check_ranges(table: Table) -> Iterator[Finding]:
-    """Operands that leave their buffer."""
-    program = table.program
+def _check_ranges(table: Table, program: Program) -> Iterator[Finding]:
+    """Operands that leave their buffer, whose sizes are those of the program as it is judged."""
     sizes = [
         column.tolist() for column in (program.input_units, program.output_units, program.scratch_units)
     ]  # fmt: skip

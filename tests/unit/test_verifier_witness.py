@@ -105,9 +105,8 @@ def check(program: Program, witness: Witness) -> None:
 
 def seeded() -> list[Program]:
     bases = [relay_broadcast(3, 2), direct_reduce_scatter(3, 2)]
-    for name, seed in (("allreduce", 1), ("allgather", 2), ("reducescatter", 3), ("alltoall", 4), ("broadcast", 5)):
-        bases.append(lower(random_schedule(name, 4, 2, seed)))
-        bases.append(lower(random_schedule(name, 3, 3, seed), fuse=False))
+    for name, seed in (("allreduce", 1), ("allgather", 2), ("reducescatter", 3), ("broadcast", 5)):
+        bases.append(lower(random_schedule(name, 3, 2, seed), fuse=seed % 2 == 0))
     return bases
 
 
