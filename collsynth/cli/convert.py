@@ -300,6 +300,11 @@ class _Writer:
     def plan(self, program: Program) -> str:
         from ..formats import mscclpp
 
+        if not program.one_sided:
+            raise RefusedError(
+                "the program sends through FIFOs, which MSCCL++ plans have not; convert the schedule (.sched) that it "
+                "was made from"
+            )
         text = mscclpp.render(program, target=self.target)
         self.given.losses += mscclpp.losses(program)
         return text
