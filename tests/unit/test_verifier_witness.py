@@ -122,7 +122,7 @@ def test_every_dropped_wait_that_races_has_two_outcomes() -> None:
                 continue
             racy += 1
             check(program, race_witness(program, races[0]))
-    assert racy >= 40
+    assert racy >= 30
 
 
 def test_room_in_a_fifo_is_what_keeps_these_apart() -> None:
