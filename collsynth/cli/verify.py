@@ -233,5 +233,5 @@ def _print(result: dict[str, Any], show_all: bool) -> None:
     modes = [name for key, name in (("in_place", "in place"), ("out_of_place", "out of place")) if result[key]]
     what = ", ".join([result["collective"], f"{result['nranks']} ranks", *([" and ".join(modes)] if modes else [])])
     errors = sum(f["severity"] == "error" for f in result["findings"])
-    verdict = "ok" if result["ok"] else f"WRONG, {errors} error{'s' if errors != 1 else ''}"
+    verdict = "ok" if result["ok"] else f"{result['verdict']}, {errors} error{'s' if errors != 1 else ''}"
     click.echo(f"{result['file']}: {verdict} ({what})")

@@ -8,7 +8,8 @@ for each step, because conflicts are between steps of one rank.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 from ..program import READING, WRITING, Op
 from .memory import Layout, cell_name
 from .report import Finding, error
-from .structure import Structure
+from .structure import Structure, Table
 
 _READING = frozenset(int(o) for o in READING)
 _WRITING = frozenset(int(o) for o in WRITING)
+_NONE: set[int] = set()
 #: Entries of all threadblocks' vector clocks that are held at once.
 _CLOCK_ENTRIES = 1 << 25
 
@@ -140,7 +142,7 @@ class _Races:
 
 
 def find_races(structure: Structure, layout: Layout, clocks: list[list[int]]) -> tuple[list[Finding], set[int]]:
-    """Two findings a race, one at each of its steps, each naming the other, and the rows of these steps.
+    """Two findings a race, one at each of its steps, each naming the other, and all rows that touch the cells in race.
 
     Args:
         structure: of a sound program.
@@ -158,4 +160,25 @@ def find_races(structure: Structure, layout: Layout, clocks: list[list[int]]) ->
             rank_there, tb_there, step_there = table.at(there).values()
             finding = error("E-RACE", message, **table.at(here))
             findings.append(replace(finding, other=(rank_there, tb_there, step_there)))
-    return findings, {row for pair in races.races for row in pair}
+    return findings, _touching(table, layout, races.races)
+
+
+def _touching(table: Table, layout: Layout, races: Iterable[tuple[int, int]]) -> set[int]:
+    """Rows that use a cell that both rows of a race use (neighbours alone are reported; others may race there too)."""
+
+    def cells(row: int) -> set[int]:
+        base, count, used = layout.base[table.rank(row)], table.count[row], set[int]()
+        for kinds, buffer, index in (
+            (_READING, table.src_buffer[row], table.src_index[row]),
+            (_WRITING, table.dst_buffer[row], table.dst_index[row]),
+        ):
+            if table.op[row] in kinds:
+                used.update(range(base[buffer] + index, base[buffer] + index + count))
+        return used
+
+    in_race: dict[int, set[int]] = defaultdict(set)
+    for one, two in races:
+        in_race[table.rank(one)] |= cells(one) & cells(two)
+    if not in_race:
+        return set()
+    return {row for row in range(table.program.nrows) if not in_race.get(table.rank(row), _NONE).isdisjoint(cells(row))}

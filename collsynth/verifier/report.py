@@ -113,7 +113,7 @@ _VERDICTS = {
     "DEADLOCK": {"E-DEADLOCK", "E-DEP", "E-CYCLE"},
     "WRONG": {"E-POST", "E-CLOBBER", "E-UNDEFINED-READ", "E-MIX", "E-DOUBLE", "E-ABSENT", "E-ORDER", "E-REDUCE",
               "E-COLLECTIVE", "W-REPLICA-DRIFT"},
-    "RUNS": {"E-NOT-JUDGED"}, "RACE": {"E-RACE"},
+    "RUNS": {"E-NOT-JUDGED"}, "RACE": {"E-RACE", "E-NOSYNC"},
 }  # fmt: skip
 
 
