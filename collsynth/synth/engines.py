@@ -13,25 +13,24 @@ from .forests import PackedForest, pack_forest
 from .greedy import Found, search
 from .list_schedule import Plan, Task, Timing, improve, waves
 from .machine import Machine
+from .mirror import reversed_in_time
 from .problem import DEFAULT_PIECES, Problem
-from .reinsert import Reinsertion
 from .regions import regions_of
-from .tasks import forest_tasks, joined, mirrored
+from .reinsert import Reinsertion
+from .tasks import forest_tasks
 
 #: collectives whose chunks travel along trees that reach all ranks
 TREES = ("allgather", "reducescatter", "allreduce", "broadcast", "reduce")
 
 #: work of one search, in tasks placed, so that results do not depend on the clock
-_GREEDY_WORK = 24_000
-_LIST_WORK = 60_000
+_GREEDY_WORK = 10_000
+_LIST_WORK = 20_000
 
-_REGROW_WORK = 600_000
+#: work of reinsertion, in routes weighed
+_REGROW_WORK = 500_000
 
 #: reinsertion is content with this ratio to the bound
 _GOAL = 1.08
-
-#: AllReduce asks the packer for a second opinion where the greedy's AllGather is this far from the bound
-_SATISFIED = 1.03
 
 
 def variants(name: str) -> list[dict[str, Any]]:
@@ -66,51 +65,11 @@ def _turned(problem: Problem, owners: Sequence[int], floor: int) -> Found:
     machine = problem.machine
     twins = machine.twins()
     found = _greedy(problem, problem.reversed_machine if twins is None else machine, owners, floor)
-    return _reversed(machine, found, twins, floor)
-
-
-def _reversed(machine: Machine, found: Found, twins: Sequence[int] | None, floor: int) -> Found:
-    tasks = mirrored(found.plan.tasks, machine, twins)
-    plan = Plan(tasks, len(machine.ticks))
-    end = found.timing.end
-    first = plan.serial(sorted(range(len(tasks)), key=lambda i: -end[i]))
-    return Found(plan, plan.polish(first, floor=floor))
-
-
-def _packed_copies(problem: Problem, owners: Sequence[int], floor: int) -> Found:
-    """AllGather of these chunks by packed trees, list-scheduled."""
-    machine = problem.machine
-    shares = [owners.count(rank) for rank in range(problem.nranks)]
-    packed = pack_forest(problem.topology, "allgather", weights=shares)
-    plan = Plan(forest_tasks(packed.forest, owners, machine), len(machine.ticks))
-    return Found(plan, _timed(problem, plan, owners, floor))
-
-
-def _both(problem: Problem, owners: Sequence[int], floor: int) -> Found:
-    """AllReduce as reductions followed by copies, overlapping where links allow."""
-    machine, half = problem.machine, floor // 2
-    twins = machine.twins()
-    copies = _greedy(problem, machine, owners, half)
-    if twins is None:
-        return _in_turn(machine, _turned(problem, owners, half), copies, floor)
-    if copies.timing.makespan > _SATISFIED * half:
-        packed = _packed_copies(problem, owners, half)
-        if packed.timing.makespan < copies.timing.makespan:
-            copies = packed
-    return _in_turn(machine, _reversed(machine, copies, twins, half), copies, floor)
-
-
-def _in_turn(machine: Machine, sums: Found, copies: Found, floor: int) -> Found:
-    """Reductions, then copies: each chunk's as soon as its own sum is complete."""
-    plan = Plan(joined(sums.plan.tasks, copies.plan.tasks), len(machine.ticks))
-    last = sums.timing.makespan
-    start = [*sums.timing.start, *(s + last for s in copies.timing.start)]
-    first = plan.serial(sorted(range(len(start)), key=start.__getitem__))
-    return Found(plan, plan.polish(first, floor=floor))
+    return reversed_in_time(machine, found, twins, floor)
 
 
 def greedy_schedules(problem: Problem) -> Iterator[Schedule]:
-    """AllGather and Broadcast by the greedy; ReduceScatter and Reduce mirrored; AllReduce both in turn."""
+    """AllGather and Broadcast by the greedy; ReduceScatter and Reduce mirrored."""
     for collective in problem.promising():
         if problem.out_of_time:
             return
@@ -121,8 +80,6 @@ def greedy_schedules(problem: Problem) -> Iterator[Schedule]:
             return
         if problem.name in ("allgather", "broadcast"):
             found = _greedy(problem, problem.machine, owners, floor)
-        elif problem.name == "allreduce":
-            found = _both(problem, owners, floor)
         else:
             found = _turned(problem, owners, floor)
         yield _schedule(problem, collective, found.plan, found.timing, "greedy")
@@ -136,15 +93,9 @@ def forest_schedules(problem: Problem) -> Iterator[Schedule]:
     if problem.spec.exact:
         yield from _exact(problem)
         return
-    twins = problem.machine.twins()
     for wanted in problem.promising():
         if problem.out_of_time:
             return
-        if problem.name == "reducescatter" and twins is not None:
-            # The machine equals itself turned around: AllGather's trees, seen backwards, may be better timed.
-            owners, floor = wanted.owner.tolist(), problem.floor(wanted.payload_units)
-            found = _reversed(problem.machine, _packed_copies(problem, owners, floor), twins, floor)
-            yield _schedule(problem, wanted, found.plan, found.timing, "forest")
         whole = problem.name in ("allreduce", "broadcast", "reduce")
         shares = sum(problem.weights) if problem.weights else problem.nranks
         pieces = wanted.payload_units if whole else wanted.payload_units // shares
@@ -156,18 +107,6 @@ def _exact(problem: Problem) -> Iterator[Schedule]:
     """The forest of the exact rate, first with as few pieces as that takes, then each piece cut further
     (the rate stays, the pipeline fills sooner)."""
     most = problem.spec.max_units
-    twins = problem.machine.twins()
-    if problem.name == "allreduce" and problem.bound.rs_ag_seconds_per_byte == problem.bound.seconds_per_byte and twins:
-        # Nothing beats ReduceScatter + AllGather here, whose exact schedules are the better timed ones.
-        gather = pack_forest(problem.topology, "allgather", exact=True, max_pieces=most)
-        owners = [rank for rank, count in enumerate(gather.pieces_per_root) for _ in range(count)]
-        floor = problem.floor(len(owners))
-        plan = Plan(forest_tasks(gather.forest, owners, problem.machine), len(problem.machine.ticks))
-        gathered = Found(plan, _timed(problem, plan, owners, floor // 2))
-        sums = _reversed(problem.machine, gathered, twins, floor // 2)
-        found = _in_turn(problem.machine, sums, gathered, floor)
-        collective = problem.cut_into(len(owners), gather.pieces_per_root)
-        yield _schedule(problem, collective, found.plan, found.timing, "forest")
     packed = pack_forest(
         problem.topology, problem.name, root=problem.root, weights=problem.weights, exact=True, max_pieces=most
     )  # fmt: skip

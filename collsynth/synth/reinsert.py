@@ -12,17 +12,18 @@ optimization results using the ruin and recreate principle", J. Comput. Phys. 15
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import gcd
 from time import perf_counter
 
 from ..schedule import Schedule
-from .list_schedule import Plan, Task, Timing
+from .list_schedule import Plan, Timing
 from .machine import Machine
 from .slots import Slots, Way
+from .tasks import ordered_tasks
 
 #: slots into which the bound is cut at most; coarser slots round times up
 _MOST_SLOTS = 6000
@@ -158,10 +159,13 @@ class Reinsertion:
 
     # --- calendars --------------------------------------------------------------------------------
 
-    def _take(self, way: Way, start: int) -> None:
-        self.slots.take(way, start)
+    def _take(self, way: Way, start: int) -> bool:
+        """A unit starts along the way, if that fits; whether it does."""
+        if not self.slots.take(way, start):
+            return False
         for server, _ in way.uses:
             self.load[server] += self.machine.ticks[server]
+        return True
 
     def _put(self, index: int, chunk: Grown) -> None:
         self.chunks[index] = chunk
@@ -215,10 +219,10 @@ class Reinsertion:
                 distance = moment - start
             else:
                 start = slots.earliest(way, time)
-                if start + way.slots > limit:
+                distance = start + way.slots
+                if distance > limit:
                     return
-                distance = start + way.slots - moment
-            heapq.heappush(queue, (distance + weight * bias[way.links] + grain * noise(), count, other, way, start))
+            heappush(queue, (distance + weight * bias[way.links] + grain * noise(), count, other, way, start))
 
         rank, reached = root, {root: moment}
         while missing:
@@ -227,18 +231,17 @@ class Reinsertion:
                 if other in missing:
                     offer(way, other, reached[rank])
             while queue:
-                _, _, other, way, start = heapq.heappop(queue)
+                _, _, other, way, start = heappop(queue)
                 if other not in missing:
                     continue
                 if most is not None and any(load[server] + ticks[server] > most for server, _ in way.uses):
                     continue
-                if slots.fits(way, start):
+                if self._take(way, start):
                     break
                 # Another branch of this tree was faster: look again.
                 offer(way, other, reached[way.dst if sums else way.src])
             else:
                 break
-            self._take(way, start)
             placed.append((way, start))
             missing.discard(other)
             reached[other] = start if sums else start + way.slots
@@ -249,7 +252,8 @@ class Reinsertion:
     def _place(self, index: int, limit: int) -> int:
         """Grow a chunk that is out as far as that goes; returns how many ranks miss it."""
         root, moment = self.chunks[index].root, min(self.chunks[index].moment, limit)
-        sums, early = [], 0
+        sums: Placed = []
+        early = 0
         if self.both:
             if self.rng.random() > _KEEP:
                 root, moment = self.rng.randrange(self.nranks), self.rng.randint(0, limit)
@@ -268,7 +272,7 @@ class Reinsertion:
             work: ways weighed at most.
             deadline: `time.perf_counter()` value after which no further change is tried.
         """
-        best = self.chunks[:] if self.both else self._rebuilt()
+        best = self.chunks[:] if self.both else self._rebuilt(work // 2, deadline)
         reach = length(best)
         self._reset(best)
         limit, stalled, total = reach, 0, 0
@@ -320,15 +324,16 @@ class Reinsertion:
             return total
         return total - gain
 
-    def _rebuilt(self) -> list[Grown]:
+    def _rebuilt(self, work: int, deadline: float) -> list[Grown]:
         """The best of the present chunks and of some schedules grown from nothing, owners taking turns."""
-        best, turn, place = self.chunks[:], {}, []
+        best, place = self.chunks[:], list[int]()
+        turn: dict[int, int] = {}
         for chunk in best:
             place.append(turn.get(chunk.root, 0))
             turn[chunk.root] = place[-1] + 1
         for weight in _BUILDS:
             reach = length(best)
-            if reach <= self.floor:
+            if reach <= self.floor or self.work > work or perf_counter() > deadline:
                 break
             for index in range(len(self.chunks)):
                 self._remove(index)
@@ -361,15 +366,7 @@ class Reinsertion:
             rows += [(number, way, start, True) for way, start in chunks[index].sums]
             rows += [(number, way, start, self.backwards) for way, start in chunks[index].copies]
         rows.sort(key=lambda row: -row[2] - row[1].slots if self.backwards else row[2])
-        brought: dict[tuple[int, int], list[int]] = {}
-        routes = [self.machine.route(way.links) for _, way, _, _ in rows]
-        for place, (number, _, _, _) in enumerate(rows):
-            brought.setdefault((number, routes[place].dst), []).append(place)
-        tasks = []
-        for (number, _, _, reduce), route in zip(rows, routes, strict=True):
-            before = brought.get((number, route.src), [])
-            # A sum waits for sums only, a copy for all that its rank got.
-            tasks.append(Task(number, route, reduce, tuple(b for b in before if rows[b][3] or not reduce)))
+        tasks = ordered_tasks([(number, self.machine.route(way.links), reduce) for number, way, _, reduce in rows])
         plan = Plan(tasks, len(self.machine.ticks))
         timing = plan.polish(plan.serial(range(len(tasks))), floor=self.ticks_floor)
         return plan, timing, [chunks[index].root for index in order]

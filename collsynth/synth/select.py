@@ -7,7 +7,7 @@ size: by makespan, latency 0).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from time import perf_counter
@@ -22,13 +22,16 @@ from ..schedule import Schedule
 from ..simulator import makespan, rate, simulate, steps
 from ..topology import Topology
 from ..verifier import require_verified
-from . import engines
+from . import engines, mirror
 from .problem import Problem, make_problem
 from .spec import Status, SynthResult, SynthSpec
 
+#: methods that serve `exact`
+_EXACT = ("auto", "mirror", "forest", "paths")
 
-#: a schedule this close to the bound is not searched any further
-_CLOSE = Fraction(103, 100)
+#: a schedule this close to the bound is not searched any further; the mirror image of the best one need not be
+#: as close
+_CLOSE, _GOOD = Fraction(102, 100), Fraction(108, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +56,58 @@ def _knows(*names: str) -> Callable[[Problem], str | None]:
     return accepts
 
 
+def _mirror_accepts(problem: Problem) -> str | None:
+    """Why there is no image of this problem."""
+    spec, bound = problem.spec, problem.bound
+    if problem.name not in ("reducescatter", "reduce", "allreduce"):
+        return f"knows reducescatter, reduce, allreduce, not {problem.name}"
+    if problem.name == "reduce" and (spec.size is not None or spec.chunks or spec.max_units):
+        return "knows no reduce in given pieces"
+    in_turn = problem.machine.twins() is not None and bound.rs_ag_seconds_per_byte == bound.seconds_per_byte
+    if problem.name == "allreduce" and spec.exact and not in_turn:
+        return "knows no exact allreduce where ReduceScatter and AllGather in turn are not optimal"
+    return None
+
+
+def _mirror_schedules(problem: Problem) -> Iterator[Schedule]:
+    """ReduceScatter and Reduce from the best AllGather and Broadcast, AllReduce from both in turn."""
+    spec, own_twin = problem.spec, problem.machine.twins() is not None
+    both = problem.name == "allreduce"
+    free = spec.size is None and spec.chunks is None and spec.max_units is None and (own_twin or not both)
+    cuts: Sequence[Collective | None] = [None] if spec.exact or free else problem.promising()
+    for cut in cuts:
+        if problem.out_of_time:
+            return
+        name = "broadcast" if problem.name == "reduce" else "allgather"
+        image = _best(mirror.part_of(problem, name, cut, turned=True), "auto").schedule
+        # The image has as many chunks as it likes unless `cut` says how many.
+        part = mirror.part_of(problem, "reducescatter", image.collective) if both else problem
+        sums = _judge(part, mirror.reflected(part, image))
+        if _ratio(part, sums) > _GOOD and not problem.latency_counts:
+            sums = min(sums, *(_judge(part, s) for s in engines.regrown(part, sums.schedule)), key=lambda c: c.merit)
+        if not both:
+            yield sums.schedule
+            continue
+        copies = image if own_twin else _best(mirror.part_of(problem, name, cut), "auto").schedule
+        yield mirror.in_turn(problem, sums.schedule, copies)
+
+
 ENGINES: dict[str, Engine] = {
+    "mirror": Engine(
+        "ReduceScatter, Reduce, AllReduce on any connected machine: the best AllGather or Broadcast in reversed "
+        "time; AllReduce both in turn",
+        _mirror_accepts,
+        _mirror_schedules,
+    ),
     "greedy": Engine(
-        "AllGather, ReduceScatter, AllReduce, Broadcast, Reduce on any connected machine: earliest arrival, "
-        "region-aware, then list scheduling",
-        _knows(*engines.TREES),
+        "AllGather, ReduceScatter, Broadcast, Reduce on any connected machine: earliest arrival, region-aware, "
+        "then list scheduling",
+        _knows("allgather", "reducescatter", "broadcast", "reduce"),
         engines.greedy_schedules,
     ),
     "forest": Engine(
-        "AllGather, ReduceScatter, AllReduce, Broadcast, Reduce: rate-optimal tree packing, list-scheduled; "
-        "the engine of --exact",
+        "AllGather, ReduceScatter, AllReduce, Broadcast, Reduce: rate-optimal tree packing, list-scheduled; the "
+        "engine of --exact",
         _knows(*engines.TREES),
         engines.forest_schedules,
     ),
@@ -169,9 +214,9 @@ def _best(problem: Problem, method: str) -> _Candidate:
     auto = method == "auto"
     order = [*entry_names("algorithms"), *ENGINES] if auto else [method]
     if problem.spec.exact:
-        if method not in ("auto", "forest", "paths"):
+        if method not in _EXACT:
             raise RefusedError(f"{method} cannot promise the exact rate")
-        order = [n for n in ("forest", "paths") if auto or n == method]
+        order = [n for n in _EXACT[1:] if auto or n == method]
     best: _Candidate | None = None
     finest: _Candidate | None = None
     reasons: list[str] = []
@@ -189,15 +234,15 @@ def _best(problem: Problem, method: str) -> _Candidate:
                     best = candidate
                 if finest is None or candidate.fineness > finest.fineness:
                     finest = candidate
-                if _perfect(problem, best) or problem.out_of_time:
+                if _done(problem, best, name):
                     break
         except RefusedError as error:
             if not auto:
                 raise
             reasons.append(f"{name}: {error}")
-        if best is not None and (_perfect(problem, best) or problem.out_of_time):
+        if best is not None and _done(problem, best, name):
             break
-    if auto and best is not None and finest is not None and _improvable(problem, best):
+    if auto and best is not None and finest is not None and _improvable(problem, best, finest):
         for schedule in engines.regrown(problem, finest.schedule):
             best = min(best, _judge(problem, schedule), key=lambda candidate: candidate.merit)
     if best is None:
@@ -207,16 +252,30 @@ def _best(problem: Problem, method: str) -> _Candidate:
     return best
 
 
-def _improvable(problem: Problem, best: _Candidate) -> bool:
-    """Whether the trees of the best schedule are worth another search: bandwidth counts, and there is a gap."""
+def _ratio(problem: Problem, candidate: _Candidate) -> Fraction:
+    """Makespan over the bound."""
+    limit = problem.bound.seconds_per_byte
+    return makespan(candidate.schedule) / limit if limit else Fraction(1)
+
+
+def _done(problem: Problem, best: _Candidate, name: str) -> bool:
+    """Whether no other engine is asked after `name`."""
+    if problem.out_of_time:
+        return True
+    if problem.latency_counts or (problem.spec.size is not None and name not in ENGINES):
+        return False
+    least = problem.bound.seconds_per_byte
+    if name == "mirror" and (problem.name != "allreduce" or problem.bound.rs_ag_seconds_per_byte == least):
+        return _ratio(problem, best) <= _GOOD
+    return _ratio(problem, best) <= (1 if problem.spec.exact or problem.name not in engines.TREES else _CLOSE)
+
+
+def _improvable(problem: Problem, best: _Candidate, finest: _Candidate) -> bool:
+    """Whether trees are worth another search: bandwidth counts, and there is a gap."""
     if problem.out_of_time or problem.latency_counts or problem.name not in engines.TREES:
         return False
-    return makespan(best.schedule) > _CLOSE * problem.bound.seconds_per_byte
-
-
-def _perfect(problem: Problem, candidate: _Candidate) -> bool:
-    """Whether nothing can be faster (only makespans without latency are ever known to be)."""
-    return problem.spec.size is None and candidate.merit[0] == problem.bound.seconds_per_byte
+    # Behind a mirror image such a search has been.
+    return _ratio(problem, best) > (_GOOD if finest.schedule.method.startswith("mirror") else _CLOSE)
 
 
 def _result(problem: Problem, best: _Candidate, seconds: float) -> SynthResult:

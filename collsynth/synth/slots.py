@@ -75,7 +75,7 @@ class Slots:
             found = self._open[server]
             if found is None:
                 found = self._window(server)
-            room &= found >> offset if offset else found
+            room &= found >> offset
         return room
 
     def earliest(self, way: Way, time: int) -> int:
@@ -88,20 +88,24 @@ class Slots:
         count = time - way.slots + 1
         return -1 if count <= 0 else (self._room(way) & ((1 << count) - 1)).bit_length() - 1
 
-    def fits(self, way: Way, start: int) -> bool:
-        """Whether a unit can start in this slot."""
-        return all(self._window(server) >> (start + offset) & 1 for server, offset in way.uses)
-
-    def take(self, way: Way, start: int) -> None:
-        """A unit starts along the way (which must fit)."""
+    def take(self, way: Way, start: int) -> bool:
+        """A unit starts along the way, unless that does not fit; returns whether it does."""
+        opened = self._open
+        rooms = []
         for server, offset in way.uses:
+            room = opened[server]
+            if room is None:
+                room = self._window(server)
+            if not room >> (start + offset) & 1:
+                return False
+            rooms.append(room)
+        for (server, offset), room in zip(way.uses, rooms, strict=True):
             at = start + offset
-            reach = self.durations[server] - 1
             self._starts[server] |= 1 << at
-            room = self._open[server]
-            if room is not None:
-                low = max(0, at - reach)
-                self._open[server] = room & ~(((1 << (at + reach + 1 - low)) - 1) << low)
+            reach = self.durations[server] - 1
+            low = at - reach if at > reach else 0
+            opened[server] = room & ~(((1 << (at + reach + 1 - low)) - 1) << low)
+        return True
 
     def free(self, way: Way, start: int) -> None:
         """Take a unit out again."""

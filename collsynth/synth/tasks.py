@@ -8,7 +8,7 @@ from dataclasses import replace
 from .flatten import flattened
 from .forest import Forest, Tree
 from .list_schedule import Task
-from .machine import Machine
+from .machine import Machine, Route
 
 #: exchanges weighed to make a forest shallower
 _FLATTEN_WORK = 60_000
@@ -48,6 +48,20 @@ def joined(reduce: Sequence[Task], copy: Sequence[Task]) -> list[Task]:
         after = [a + shift for a in task.after] if task.after else into.get((task.chunk, task.route.src), [])
         result.append(replace(task, after=tuple(after)))
     return result
+
+
+def ordered_tasks(rows: Sequence[tuple[int, Route, bool]]) -> list[Task]:
+    """Rows (chunk, route, reduce) in an order in which they can run, as tasks in the same order.
+
+    A reduction waits for all reductions into its rank, a copy for everything that its rank has got.
+    """
+    brought: dict[tuple[int, int], list[int]] = {}
+    for index, (chunk, route, _) in enumerate(rows):
+        brought.setdefault((chunk, route.dst), []).append(index)
+    return [
+        Task(chunk, route, reduce, tuple(b for b in brought.get((chunk, route.src), ()) if rows[b][2] or not reduce))
+        for chunk, route, reduce in rows
+    ]
 
 
 def _tree_tasks(tree: Tree, chunk: int, machine: Machine, first: int) -> list[Task]:
