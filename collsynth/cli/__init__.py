@@ -14,7 +14,7 @@ from ..errors import CollsynthError
 
 #: verb -> (module in this package, attribute, one-line help for the list)
 _VERBS = {
-    "topo": ("topo", "topo", "Show, list and check machine descriptions."),
+    "topo": ("topo", "topo", "Show and list machine descriptions."),
     "bound": ("bound", "bound", "Provable lower bound on a collective's time, and why."),
     "synth": ("synth", "synth", "Make one verified schedule and write it in a runtime's format."),
     "verify": ("verify", "verify", "Prove a program: data, reduction, races, deadlock, limits."),

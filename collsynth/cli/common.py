@@ -57,7 +57,11 @@ RANKS = RankListType()
 def topology_option(function: F) -> F:
     """`-t/--topology`, `--gpu-model`, `--multicast`, as every verb that needs a machine takes them."""
     for option in (
-        click.option("--multicast", is_flag=True, help="Let NVLink switches multicast and reduce (NVLS)."),
+        click.option(
+            "--multicast",
+            is_flag=True,
+            help="NVLink switches may multicast and reduce (NVLS): bounds count it, schedules do not use it.",
+        ),
         click.option("--gpu-model", metavar="MODEL", help="Card of an nvidia-smi matrix, e.g. H100-SXM: gives speeds."),
         click.option(
             "-t", "--topology", "topology", metavar="T", help="Machine: built-in name (see topo list), file, or -."

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _DEFAULT_TARGET = {"xml": "msccl-executor", "et": "astra-sim", "prog": "any", "sched": "any"}
 
 
-#: Chakra traces hold bytes, so they need a size even when none is asked for.
-_CHAKRA_SIZE = 64 << 20
+#: Where a size is needed and none is asked for: Chakra traces hold bytes, a program runs on some.
+_USUAL_SIZE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _write(output: Output, result: SynthResult, program: Program | None, size: i
     if output.format == "et":
         from ..formats import chakra
 
-        chakra.write(program, output.path.removesuffix(".et"), size=size or _CHAKRA_SIZE, force=output.force)
+        chakra.write(program, output.path.removesuffix(".et"), size=size or _USUAL_SIZE, force=output.force)
         return output.path
     from ..formats import msccl_xml
 
@@ -166,7 +166,15 @@ def _report(
     if collective.name == "allreduce" and rs_ag and result.bandwidth_ratio is not None and result.makespan_ratio:
         document["ratio_to_rs_ag"] = float(result.bandwidth_ratio * bound.seconds_per_byte / rs_ag)
         document["makespan_ratio_to_rs_ag"] = float(result.makespan_ratio * bound.seconds_per_byte / rs_ag)
+    document["program_time_us"] = document["program_makespan_ratio"] = None
     if program is not None:
+        if size:
+            # What the written file takes: its threadblocks meet on shared links in order of arrival.
+            document["program_time_us"] = microseconds(simulate(program, machine, size=size).time)
+        probe = size or _USUAL_SIZE
+        at_once = simulate(program, machine, size=probe, latency=False).time
+        limit = bound.seconds_per_byte * probe * 10**12
+        document["program_makespan_ratio"] = float(at_once / limit) if limit else None
         per_rank = [int((program.tb_rank == rank).sum()) for rank in range(program.nranks)]
         document["threadblocks"] = max(per_rank, default=0)
         document["channels"] = program.nchannels
@@ -191,12 +199,15 @@ def _print_report(document: dict[str, Any]) -> None:
     if d["makespan_ratio"] is not None:
         click.echo(f"  makespan ratio    {d['makespan_ratio']:.4f}  (with these pieces, latency 0)")
     if "ratio_to_rs_ag" in d:
-        click.echo(f"  to RS + AG        {d['ratio_to_rs_ag']:.4f}  (below 1 beats the best ReduceScatter + AllGather)")
+        click.echo(f"  against RS + AG   {d['ratio_to_rs_ag']:.4f} of the time of the best ReduceScatter + AllGather")
     if d["time_us"] is not None:
         speed = "nothing has to move"
         if d["algbw_GBps"] is not None:
             speed = f"algbw {d['algbw_GBps']:.1f} GB/s, busbw {d['busbw_GBps']:.1f} GB/s"
         click.echo(f"  predicted         {d['time_us']:.2f} us (bound {d['bound_time_us']:.2f} us), {speed}")
+    if d["program_makespan_ratio"] is not None:
+        took = "" if d["program_time_us"] is None else f", {d['program_time_us']:.2f} us"
+        click.echo(f"  as a program      {d['program_makespan_ratio']:.4f} of the bound at latency 0{took}")
     if d["threadblocks"] is not None:
         scratch = "" if d["scratch_bytes"] is None else f", scratch {d['scratch_bytes']} B"
         click.echo(f"  program           {d['threadblocks']} threadblocks a rank, {d['channels']} channels{scratch}")
@@ -321,6 +332,12 @@ def run_synth(
         _refuse_unselectable(program, place, size, modes)
     written = _write(place, result, program, size)
     document = _report(result, program, machine, size, written)
+    if chunks is not None and result.chunks_per_rank != chunks:
+        notes.append(
+            f"{place.target.name} selects no {chunks} pieces a rank at {format_size(size or 0)}: "
+            f"{result.schedule.collective.payload_units} units in all were used"
+        )
+        click.echo(f"assumed: {notes[-1]}", err=True)
     document["assumptions"] += notes
     if as_json:
         print_json(document)

@@ -58,7 +58,11 @@ def list_(as_json: bool) -> None:
 @topo.command()
 @click.argument("topology", metavar="T")
 @click.option("--gpu-model", metavar="MODEL", help="Card of an nvidia-smi matrix, e.g. H100-SXM: gives speeds.")
-@click.option("--multicast", is_flag=True, help="Let NVLink switches multicast and reduce (NVLS).")
+@click.option(
+    "--multicast",
+    is_flag=True,
+    help="NVLink switches may multicast and reduce (NVLS): bounds count it, schedules do not use it.",
+)
 @json_option
 def show(topology: str, gpu_model: str | None, multicast: bool, as_json: bool) -> None:
     """Links, switches, NICs and rails of T, and everything that was assumed while reading it."""

@@ -105,7 +105,6 @@ def _blocks_of_rank(
     blocks = spread + list(own.values())
     blocks += [Block(rank, partner[r][0] if r in partner else None, r[0], r[1]) for r in receives]
     blocks += [Block(rank, s[0], None, s[1]) for s in sends if s not in taken]
-    # neighbours in this order tend to share a wire, as in MSCCLang
     blocks.sort(key=lambda b: (-1 if b.send is None else b.send, -1 if b.recv is None else b.recv, b.channel))
     sender = {(b.send, b.channel): b for b in blocks if b.send is not None}
     receiver = {(b.recv, b.channel): b for b in blocks if b.recv is not None}
@@ -121,6 +120,9 @@ def _blocks_of_rank(
         else:
             block = next(turn) if step.block is None else own[step.block]
         block.steps.append(step)
+    # The schedule starts each rank at another peer; threadblocks numbered by peer would all start at rank 0,
+    # and whoever issues them in this order (the simulator, a single copy engine) would queue there.
+    blocks.sort(key=lambda b: b.steps[0].order if b.steps else ())
     return blocks
 
 
