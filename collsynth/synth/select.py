@@ -19,7 +19,7 @@ from ..errors import InputError, RefusedError, TimeLimitError
 from ..registry import load as load_entry
 from ..registry import names as entry_names
 from ..schedule import Schedule
-from ..simulator import makespan, rate, simulate, steps
+from ..simulator import height, makespan, rate, simulate, steps
 from ..topology import Topology
 from ..verifier import require_verified
 from . import engines, mirror
@@ -32,6 +32,8 @@ _EXACT = ("auto", "mirror", "forest", "paths")
 #: a schedule this close to the bound is not searched any further; the mirror image of the best one need not be
 #: as close
 _CLOSE, _GOOD = Fraction(102, 100), Fraction(108, 100)
+#: Times that differ by less than this part of the bound are taken as equal.
+_GRAINS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,21 +194,27 @@ def synthesize(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A schedule with its merit: simulated time, then steps, then units (all: less is better)."""
+    """A schedule with its merit: simulated time, then height, steps and units (all: less is better)."""
 
     schedule: Schedule
-    merit: tuple[Fraction, int, int]
+    merit: tuple[Fraction, int, int, int]
 
     @property
     def fineness(self) -> tuple[int, Fraction]:
         """Number of units, then speed (more is better)."""
-        return self.merit[2], -self.merit[0]
+        return self.merit[3], -self.merit[0]
 
 
 def _judge(problem: Problem, schedule: Schedule) -> _Candidate:
     size = problem.spec.size
-    time = makespan(schedule) if size is None else simulate(schedule, size=size).time
-    return _Candidate(schedule, (time, steps(schedule), schedule.collective.payload_units))
+    if size is None:
+        time = makespan(schedule)
+    else:
+        # Times within a grain are equal: then the schedule whose messages depend on fewer others is more
+        # robust, since a program's messages meet on shared links in order of arrival.
+        time, grain = simulate(schedule, size=size).time, problem.bound.picoseconds(size) / _GRAINS
+        time = -(-time // grain) * grain if grain else time
+    return _Candidate(schedule, (time, height(schedule), steps(schedule), schedule.collective.payload_units))
 
 
 def _best(problem: Problem, method: str) -> _Candidate:
@@ -248,7 +256,10 @@ def _best(problem: Problem, method: str) -> _Candidate:
     if best is None:
         if problem.out_of_time:
             raise TimeLimitError(f"the time limit of {problem.spec.time_limit:g} s passed before there was a schedule")
-        raise RefusedError("; ".join(reasons) or f"no method gives {problem.name} on {problem.topology.name}")
+        # Methods that refuse for one reason say it once.
+        alike = {reason.partition(": ")[2] for reason in reasons}
+        text = alike.pop() if len(alike) == 1 else "; ".join(reasons)
+        raise RefusedError(text or f"no method gives {problem.name} on {problem.topology.name}")
     return best
 
 
