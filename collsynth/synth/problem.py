@@ -21,6 +21,9 @@ from .spec import SynthSpec
 #: pieces a rank that are tried unless the caller names one
 DEFAULT_PIECES = (1, 2, 4, 8)
 
+#: machines of more ranks than this are large
+_LARGE = 24
+
 #: up to this many latencies of transfer time, coarse pieces may be the best
 _LATENCY_COUNTS = 20
 
@@ -96,9 +99,9 @@ class Problem:
 
     def promising(self) -> list[Collective]:
         """The cuts that an engine of some cost should try: all of them while latency counts, else the
-        two finest."""
+        two finest (on large machines, where searches take long, the finest)."""
         cuts = self.collectives()
-        return cuts if self.latency_counts else cuts[-2:]
+        return cuts if self.latency_counts else cuts[-2:] if self.nranks <= _LARGE else cuts[-1:]
 
     @property
     def latency_counts(self) -> bool:

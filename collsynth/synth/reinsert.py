@@ -28,15 +28,15 @@ from .tasks import ordered_tasks
 #: slots into which the bound is cut at most; coarser slots round times up
 _MOST_SLOTS = 6000
 #: weights of what a way costs the busy servers, against the time of arrival; drawn for every tree
-_WEIGHTS = (0.0, 0.25, 0.25, 1.0)
-#: weights for schedules grown from nothing, one schedule each
-_BUILDS = (0.25, 1.0, 2.0, 0.5) * 6
+_WEIGHTS = (0.25, 1.0, 2.0)
+#: weights for schedules grown from nothing, and how often each is tried where the first time was a gain
+_BUILDS, _ROUNDS = (0.25, 1.0, 2.0, 0.5), 6
 #: chance that a chunk of AllReduce keeps its root and moment
 _KEEP = 0.9
 #: chance that a second chunk makes room
-_SECOND = 0.5
+_SECOND = 0.75
 #: fruitless changes after which the limit is relaxed
-_PATIENCE = 3000
+_PATIENCE = 4000
 
 #: ways with the slots in which a unit starts
 Placed = list[tuple[Way, int]]
@@ -272,7 +272,7 @@ class Reinsertion:
             work: ways weighed at most.
             deadline: `time.perf_counter()` value after which no further change is tried.
         """
-        best = self.chunks[:] if self.both else self._rebuilt(work // 2, deadline)
+        best = self.chunks[:] if self.both else self._rebuilt(work // 4, deadline)
         reach = length(best)
         self._reset(best)
         limit, stalled, total = reach, 0, 0
@@ -326,12 +326,13 @@ class Reinsertion:
 
     def _rebuilt(self, work: int, deadline: float) -> list[Grown]:
         """The best of the present chunks and of some schedules grown from nothing, owners taking turns."""
-        best, place = self.chunks[:], list[int]()
+        best, place, tried = self.chunks[:], list[int](), 0
         turn: dict[int, int] = {}
         for chunk in best:
             place.append(turn.get(chunk.root, 0))
             turn[chunk.root] = place[-1] + 1
-        for weight in _BUILDS:
+        start = length(best)
+        for weight in _BUILDS * _ROUNDS:
             reach = length(best)
             if reach <= self.floor or self.work > work or perf_counter() > deadline:
                 break
@@ -344,6 +345,9 @@ class Reinsertion:
             if not any(self._place(index, reach - 1) for index in order):
                 best = self.chunks[:]
                 self._weigh()
+            tried += 1
+            if tried == len(_BUILDS) and length(best) == start:
+                break
         return best
 
     def _reset(self, chunks: Sequence[Grown]) -> None:
