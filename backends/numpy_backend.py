@@ -21,8 +21,9 @@ from collsynth.program import READING, RECEIVING, SENDING, TWO_SIDED, WRITING, O
 
 from . import data
 from .layout import Buffers, Layout, is_in_place
+from .numpy_onesided import OneSidedRun, runs
 
-#: No limits of its own: it runs every two-sided program.
+#: No limits of its own: it runs every program.
 limits = Target("numpy")
 
 _READING = frozenset(int(o) for o in READING)
@@ -44,13 +45,13 @@ def load(
     """Make a program callable.
 
     Args:
-        program: any two-sided program (a wrong one too: wrong data or a stuck run is what shows).
+        program: any program, two-sided or one-sided (a wrong one too: wrong data or a stuck run is what shows).
         comm: not used; all ranks run in this process.
         seed: None: threadblocks run as far as they can, in order; else steps of random threadblocks.
         fifo_depth: messages that a connection holds; None: what the program's protocol gives.
 
     Raises:
-        InputError: the program has one-sided instructions.
+        InputError: the program mixes one-sided instructions with sends and receives.
     """
     return NumpyExecutable(program, seed, program.protocol.fifo_depth if fifo_depth is None else fifo_depth)
 
@@ -60,8 +61,9 @@ class NumpyExecutable:
 
     def __init__(self, program: Program, seed: int | None, fifo_depth: int) -> None:
         two_sided = {int(o) for o in TWO_SIDED}
-        if not set(program.op.tolist()) <= two_sided:
-            raise InputError(f"program {program.name} has one-sided instructions, which this backend does not run")
+        self._one_sided = not set(program.op.tolist()) <= two_sided
+        if self._one_sided and not runs(program):
+            raise InputError(f"program {program.name} mixes one-sided instructions with sends and receives")
         if fifo_depth < 1:
             raise InputError(f"a FIFO of {fifo_depth} messages", expected="1 or more")
         self.program, self.fifo_depth = program, fifo_depth
@@ -98,7 +100,11 @@ class NumpyExecutable:
             buffers = layout.pack(rank, sendbufs[rank], recvbufs[rank], in_place=in_place)
             memory.append(self._poison(rank, buffers, layout, in_place, sendbufs[rank] is None))
         with np.errstate(all="ignore"):
-            _Run(program, memory, layout.unit, data.combine(op), self.fifo_depth, self._random).run()
+            combine = data.combine(op)
+            if self._one_sided:
+                OneSidedRun(program, memory, layout.unit, combine, self._random).run()
+            else:
+                _Run(program, memory, layout.unit, combine, self.fifo_depth, self._random).run()
             for rank in range(nranks):
                 layout.unpack(rank, memory[rank], sendbufs[rank], recvbufs[rank], in_place=in_place)
                 received = recvbufs[rank]

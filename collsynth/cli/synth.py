@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..topology import Topology
 
 #: format -> the target that its programs are written for unless --target says otherwise
-_DEFAULT_TARGET = {"xml": "msccl-executor", "et": "astra-sim", "prog": "any", "sched": "any"}
+_DEFAULT_TARGET = {"xml": "msccl-executor", "json": "mscclpp", "et": "astra-sim", "prog": "any", "sched": "any"}
 
 
 #: Where a size is needed and none is asked for: Chakra traces hold bytes, a program runs on some.
@@ -50,7 +50,7 @@ def _choose_output(path: str | None, format_: str | None, target: str | None, fo
         raise InputError(
             f"cannot tell the format of {path!r}",
             where="-o",
-            expected="a name ending in .xml, .et, .sched or .prog",
+            expected="a name ending in .xml, .json, .et, .sched or .prog",
             hint="--format xml",
         )
     if path == "-" and chosen != "xml":
@@ -94,6 +94,11 @@ def _write(output: Output, result: SynthResult, program: Program | None, size: i
 
         chakra.write(program, output.path.removesuffix(".et"), size=size or _USUAL_SIZE, force=output.force)
         return output.path
+    if output.format == "json":
+        from ..formats import mscclpp
+
+        mscclpp.write(program, output.path, target=output.target, force=output.force)
+        return output.path
     from ..formats import msccl_xml
 
     if output.path == "-":
@@ -105,13 +110,16 @@ def _write(output: Output, result: SynthResult, program: Program | None, size: i
 
 def _refuse_unselectable(program: Program, output: Output, size: int | None, modes: tuple[bool, ...]) -> None:
     """The target would not choose this file at the asked size: then it is not written."""
-    if output.path is None or output.format != "xml" or size is None or output.target.name == "any":
+    if output.path is None or output.format not in ("xml", "json") or size is None or output.target.name == "any":
         return
-    from ..formats import msccl_xml
+    from ..formats import msccl_xml, mscclpp
 
     for in_place in modes:
         payload = call_payload(program.collective, program.nranks, size)
         reason = msccl_xml.selection(program, output.target, payload, 4, in_place)
+        grain = mscclpp.bytes_multiple(program) if output.format == "json" else 1
+        if reason is None and payload % grain:
+            reason = f"{payload} bytes are no multiple of {grain}, whole chunks of its buffer alignment"
         if reason:
             raise RefusedError(
                 f"{output.target.name} would not select this program at {format_size(size)} "
@@ -168,13 +176,14 @@ def _report(
         document["makespan_ratio_to_rs_ag"] = float(result.makespan_ratio * bound.seconds_per_byte / rs_ag)
     document["program_time_us"] = document["program_makespan_ratio"] = None
     if program is not None:
-        if size:
+        if size and not program.one_sided:
             # What the written file takes: its threadblocks meet on shared links in order of arrival.
             document["program_time_us"] = microseconds(simulate(program, machine, size=size).time)
-        probe = size or _USUAL_SIZE
-        at_once = simulate(program, machine, size=probe, latency=False).time
-        limit = bound.seconds_per_byte * probe * 10**12
-        document["program_makespan_ratio"] = float(at_once / limit) if limit else None
+        if not program.one_sided:  # the simulator knows connections, not memory
+            probe = size or _USUAL_SIZE
+            at_once = simulate(program, machine, size=probe, latency=False).time
+            limit = bound.seconds_per_byte * probe * 10**12
+            document["program_makespan_ratio"] = float(at_once / limit) if limit else None
         per_rank = [int((program.tb_rank == rank).sum()) for rank in range(program.nranks)]
         document["threadblocks"] = max(per_rank, default=0)
         document["channels"] = program.nchannels
@@ -223,7 +232,9 @@ def _print_report(document: dict[str, Any]) -> None:
 )
 @click.option("-m", "--method", default="auto", show_default=True, help="Engine or algorithm; see --methods.")
 @click.option("--methods", "list_methods", is_flag=True, help="List the methods and what each accepts.")
-@click.option("--target", help="Runtime to fit: msccl-executor (default for .xml), msccl, rccl, astra-sim, any.")
+@click.option(
+    "--target", help="Runtime: msccl-executor (.xml's default), msccl, rccl, mscclpp (.json), astra-sim, any."
+)
 @click.option(
     "--chunks", type=int, metavar="K", help="Cut one rank's shard into K pieces (default: best of 1, 2, 4, 8)."
 )
@@ -252,7 +263,10 @@ def _print_report(document: dict[str, Any]) -> None:
 @click.option("--time-limit", type=float, metavar="S", help="Stop searching after S seconds; the best so far is kept.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the searches.")
 @click.option(
-    "-o", "--output", metavar="OUT", help=".xml MSCCL XML, .et Chakra (a prefix), .sched, .prog; - is stdout."
+    "-o",
+    "--output",
+    metavar="OUT",
+    help=".xml MSCCL, .json MSCCL++, .et Chakra (a prefix), .sched, .prog; - is stdout.",
 )
 @click.option("--format", "format_", type=click.Choice(list(_DEFAULT_TARGET)), help="Format, whatever OUT's suffix.")
 @force_option

@@ -37,6 +37,7 @@ from .fusion import deadlock
 from .fusion import fuse as fuse_steps
 from .instances import atoms
 from .ir import Place, Plan
+from .onesided import lower_onesided
 from .threadblocks import assign_threadblocks
 
 #: Largest payload of a program for which no size was asked: 4 GiB.
@@ -76,6 +77,8 @@ def lower(
         max_threadblocks, max_channels: the user's own limits for one rank.
         fuse: whether to use fused instructions where they cost no time (False: never).
 
+    For a one-sided target (MSCCL++) see `onesided.lower_onesided`: one mode, protocol Simple.
+
     Returns:
         A verified program.
 
@@ -89,6 +92,15 @@ def lower(
     if not (in_place or out_of_place):
         raise InputError("neither in place nor out of place", expected="at least one mode")
     check_request(schedule.collective, target, max_threadblocks, max_channels)
+    if target.one_sided:
+        if protocol is not Protocol.SIMPLE:
+            raise RefusedError(f"target {target.name}: puts and signals are of protocol Simple, not {protocol.value}")
+        if in_place and out_of_place:
+            raise RefusedError(f"target {target.name}: a program serves one mode, in place or out of place")
+        return lower_onesided(
+            schedule, target=target, in_place=in_place, instances=instances, name=name, size=size,
+            max_threadblocks=max_threadblocks, max_channels=max_channels,
+        )  # fmt: skip
     require_verified(schedule)
     explicit = schedule.expand()
 
