@@ -50,7 +50,7 @@ def _choose_output(path: str | None, format_: str | None, target: str | None, fo
         raise InputError(
             f"cannot tell the format of {path!r}",
             where="-o",
-            expected="a name ending in .xml, .json, .et, .sched or .prog",
+            expected="a name ending in .xml, .et, .json, .sched or .prog",
             hint="--format xml",
         )
     if path == "-" and chosen != "xml":
