@@ -26,12 +26,6 @@ TREES = ("allgather", "reducescatter", "allreduce", "broadcast", "reduce")
 _GREEDY_WORK = 10_000
 _LIST_WORK = 20_000
 
-#: work of reinsertion, in routes weighed
-_REGROW_WORK = 500_000
-
-#: reinsertion is content with this ratio to the bound
-_GOAL = 1.08
-
 
 def variants(name: str) -> list[dict[str, Any]]:
     """Options under which `auto` tries a closed form of the registry."""
@@ -163,7 +157,7 @@ def regrown(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
         search = Reinsertion(problem.machine, schedule, floor=floor, exact=problem.spec.exact, seed=problem.spec.seed)
     except ValueError:
         return
-    chunks = search.run(goal=int(floor * _GOAL), work=_REGROW_WORK, deadline=problem.deadline)
+    chunks = search.run(problem.deadline)
     plan, timing, roots = search.plan(chunks)
     collective = schedule.collective
     if problem.name == "allreduce":

@@ -76,6 +76,7 @@ class Machine:
         self._dst: list[int] = topology.link_dst.tolist()
         self._routes: dict[tuple[int, int], list[Route]] | None = None
         self._by_links: dict[tuple[int, ...], Route] = {}
+        self._shortest: dict[tuple[int, int], tuple[Route, ...]] = {}
 
     def route(self, links: tuple[int, ...]) -> Route:
         """The route along these links."""
@@ -194,12 +195,16 @@ class Machine:
         Raises:
             DisconnectedError: there is none.
         """
+        known = self._shortest.get((src, dst))
+        if known is not None:
+            return list(known)
         queue: list[tuple[int, int, int, tuple[int, ...]]] = [(0, 0, src, (src,))]
         done: set[int] = set()
         while queue:
             rows, ticks, rank, path = heapq.heappop(queue)
             if rank == dst:
-                return [self.routes[a, b][0] for a, b in pairwise(path)]
+                known = self._shortest[src, dst] = tuple(self.routes[a, b][0] for a, b in pairwise(path))
+                return list(known)
             if rank in done:
                 continue
             done.add(rank)

@@ -99,9 +99,14 @@ class Problem:
 
     def promising(self) -> list[Collective]:
         """The cuts that an engine of some cost should try: all of them while latency counts, else the
-        two finest (on large machines, where searches take long, the finest)."""
+        two finest (one of them on large machines, where searches take long)."""
         cuts = self.collectives()
-        return cuts if self.latency_counts else cuts[-2:] if self.nranks <= _LARGE else cuts[-1:]
+        if self.latency_counts:
+            return cuts
+        if self.nranks <= _LARGE:
+            return cuts[-2:]
+        # AllToAll has so many pieces that the finest cut gains nothing.
+        return cuts[-2:][:1] if self.name == "alltoall" else cuts[-1:]
 
     @property
     def latency_counts(self) -> bool:

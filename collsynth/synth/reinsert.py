@@ -38,6 +38,9 @@ _SECOND = 0.75
 #: fruitless changes after which the limit is relaxed
 _PATIENCE = 4000
 
+#: servers looked at, at most, once this ratio to the bound is reached; beyond, `_MOST_WORK`
+_WORK, _MOST_WORK = ((1.05, 300_000), (1.10, 600_000)), 1_500_000
+
 #: ways with the slots in which a unit starts
 Placed = list[tuple[Way, int]]
 
@@ -211,7 +214,7 @@ class Reinsertion:
 
         def offer(way: Way, other: int, time: int) -> None:
             nonlocal count
-            count += 1
+            count += len(way.uses)
             if sums:
                 start = slots.latest(way, time)
                 if start < 0:
@@ -264,19 +267,13 @@ class Reinsertion:
 
     # --- search -----------------------------------------------------------------------------------
 
-    def run(self, *, goal: int, work: int, deadline: float) -> list[Grown]:
-        """The best chunks found.
-
-        Args:
-            goal: ticks that are good enough: from there on only half of the work is done.
-            work: ways weighed at most.
-            deadline: `time.perf_counter()` value after which no further change is tried.
-        """
-        best = self.chunks[:] if self.both else self._rebuilt(work // 4, deadline)
+    def run(self, deadline: float) -> list[Grown]:
+        """The best chunks found; no further change is tried after `deadline` (a `time.perf_counter()` value)."""
+        best = self.chunks[:] if self.both else self._rebuilt(deadline)
         reach = length(best)
         self._reset(best)
         limit, stalled, total = reach, 0, 0
-        while perf_counter() < deadline and self.work < (work // 2 if reach * self.tick <= goal else work):
+        while self.work < self._budget(reach) and perf_counter() < deadline:
             if total == 0:
                 if length(self.chunks) <= reach:
                     best, reach = self.chunks[:], length(self.chunks)
@@ -295,6 +292,11 @@ class Reinsertion:
                 stalled = 0 if fewer < total else stalled + 1
                 total = fewer
         return best
+
+    def _budget(self, reach: int) -> int:
+        """How much work a schedule of this length is worth."""
+        ratio = reach * self.tick / max(1, self.ticks_floor)
+        return next((work for goal, work in _WORK if ratio <= goal), _MOST_WORK)
 
     def _tighten(self, limit: int) -> int:
         """Grow anew what ends after `limit`; returns how many ranks miss a chunk."""
@@ -324,17 +326,19 @@ class Reinsertion:
             return total
         return total - gain
 
-    def _rebuilt(self, work: int, deadline: float) -> list[Grown]:
+    def _rebuilt(self, deadline: float) -> list[Grown]:
         """The best of the present chunks and of some schedules grown from nothing, owners taking turns."""
-        best, place, tried = self.chunks[:], list[int](), 0
+        best, place = self.chunks[:], list[int]()
         turn: dict[int, int] = {}
         for chunk in best:
             place.append(turn.get(chunk.root, 0))
             turn[chunk.root] = place[-1] + 1
         start = length(best)
-        for weight in _BUILDS * _ROUNDS:
+        for tried, weight in enumerate(_BUILDS * _ROUNDS):
             reach = length(best)
-            if reach <= self.floor or self.work > work or perf_counter() > deadline:
+            if tried == len(_BUILDS) and reach == start:
+                break
+            if reach <= self.floor or self.work > _WORK[0][1] or perf_counter() > deadline:
                 break
             for index in range(len(self.chunks)):
                 self._remove(index)
@@ -345,9 +349,6 @@ class Reinsertion:
             if not any(self._place(index, reach - 1) for index in order):
                 best = self.chunks[:]
                 self._weigh()
-            tried += 1
-            if tried == len(_BUILDS) and length(best) == start:
-                break
         return best
 
     def _reset(self, chunks: Sequence[Grown]) -> None:

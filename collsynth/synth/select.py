@@ -60,12 +60,12 @@ def _knows(*names: str) -> Callable[[Problem], str | None]:
 
 def _mirror_accepts(problem: Problem) -> str | None:
     """Why there is no image of this problem."""
-    spec, bound = problem.spec, problem.bound
+    spec = problem.spec
     if problem.name not in ("reducescatter", "reduce", "allreduce"):
         return f"knows reducescatter, reduce, allreduce, not {problem.name}"
     if problem.name == "reduce" and (spec.size is not None or spec.chunks or spec.max_units):
         return "knows no reduce in given pieces"
-    in_turn = problem.machine.twins() is not None and bound.rs_ag_seconds_per_byte == bound.seconds_per_byte
+    in_turn = problem.machine.twins() is not None and _in_turn_is_optimal(problem)
     if problem.name == "allreduce" and spec.exact and not in_turn:
         return "knows no exact allreduce where ReduceScatter and AllGather in turn are not optimal"
     return None
@@ -275,9 +275,8 @@ def _done(problem: Problem, best: _Candidate, name: str) -> bool:
         return True
     if problem.latency_counts or (problem.spec.size is not None and name not in ENGINES):
         return False
-    least = problem.bound.seconds_per_byte
-    if name == "mirror" and (problem.name != "allreduce" or problem.bound.rs_ag_seconds_per_byte == least):
-        return _ratio(problem, best) <= _GOOD
+    if name == "mirror" and (problem.name != "allreduce" or _in_turn_is_optimal(problem)):
+        return True
     return _ratio(problem, best) <= (1 if problem.spec.exact or problem.name not in engines.TREES else _CLOSE)
 
 
@@ -285,8 +284,16 @@ def _improvable(problem: Problem, best: _Candidate, finest: _Candidate) -> bool:
     """Whether trees are worth another search: bandwidth counts, and there is a gap."""
     if problem.out_of_time or problem.latency_counts or problem.name not in engines.TREES:
         return False
-    # Behind a mirror image such a search has been.
-    return _ratio(problem, best) > (_GOOD if finest.schedule.method.startswith("mirror") else _CLOSE)
+    # Behind the mirror image of copies such a search has been.
+    if finest.schedule.method.startswith("mirror"):
+        return problem.name == "allreduce" and _ratio(problem, best) > _GOOD
+    return _ratio(problem, best) > _CLOSE
+
+
+def _in_turn_is_optimal(problem: Problem) -> bool:
+    """Whether ReduceScatter and AllGather one after the other are (nearly) the best AllReduce."""
+    both, least = problem.bound.rs_ag_seconds_per_byte, problem.bound.seconds_per_byte
+    return both is not None and both <= (1 if problem.spec.exact else _CLOSE) * least
 
 
 def _result(problem: Problem, best: _Candidate, seconds: float) -> SynthResult:
