@@ -19,6 +19,9 @@ from time import perf_counter
 from .assemble import Row
 from .machine import Route
 
+#: `Plan.shaken` moves this share of the tasks, by at most so many times the longest task
+_SHARE, _SHIFT = 0.3, 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -203,6 +206,23 @@ class Plan:
             else:
                 idle += 1
         return best
+
+    def shaken(self, timing: Timing, *, floor: int, seed: int, attempts: int) -> Timing:
+        """Hill climbing from a timing: some tasks, at random, are served a little later; what is no worse stays."""
+        rng = random.Random(seed)
+        reach = _SHIFT * max((task.route.ticks for task in self.tasks), default=0)
+        for _ in range(attempts):
+            if timing.makespan <= floor:
+                break
+            key = [start + rng.random() * reach if rng.random() < _SHARE else start for start in timing.start]
+            order = sorted(self.topological, key=key.__getitem__)
+            place = {task: index for index, task in enumerate(order)}
+            if any(place[before] > place[task] for task in order for before in self.after[task]):
+                order = self.parallel(key)
+            other = self.polish(self.serial(order), floor=floor)
+            if other.makespan <= timing.makespan:
+                timing = other
+        return timing
 
     def rows(self, timing: Timing) -> list[Row]:
         """The tasks as rows with start times, in the order of service (by start time where that costs nothing)."""

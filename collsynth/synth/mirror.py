@@ -22,6 +22,9 @@ from .machine import Machine, machine_of
 from .problem import Problem
 from .tasks import joined, mirrored, ordered_tasks
 
+#: work to make an image as short as its original, in tasks placed
+_SHAKE_WORK = 150_000
+
 
 def part_of(problem: Problem, name: str, collective: Collective | None, *, turned: bool = False) -> Problem:
     """The AllGather, Broadcast or ReduceScatter behind a reduction, where bandwidth alone counts.
@@ -59,7 +62,9 @@ def reversed_in_time(machine: Machine, found: Found, twins: Sequence[int] | None
         if best is None or timing.makespan < best.makespan:
             best = timing
     assert best is not None
-    return Found(plan, best)
+    # The image should last no longer than what it is the image of.
+    floor = max(floor, found.timing.makespan)
+    return Found(plan, plan.shaken(best, floor=floor, seed=0, attempts=_SHAKE_WORK // max(1, len(plan.tasks))))
 
 
 def reflected(problem: Problem, image: Schedule) -> Schedule:

@@ -296,7 +296,9 @@ class Reinsertion:
     def _budget(self, reach: int) -> int:
         """How much work a schedule of this length is worth."""
         ratio = reach * self.tick / max(1, self.ticks_floor)
-        return next((work for goal, work in _WORK if ratio <= goal), _MOST_WORK)
+        # Where no server may carry a piece more, longer searches are of little use.
+        most = _WORK[-1][1] if self.most is not None else _MOST_WORK
+        return next((work for goal, work in _WORK if ratio <= goal), most)
 
     def _tighten(self, limit: int) -> int:
         """Grow anew what ends after `limit`; returns how many ranks miss a chunk."""

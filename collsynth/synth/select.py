@@ -30,8 +30,8 @@ from .spec import Status, SynthResult, SynthSpec
 _EXACT = ("auto", "mirror", "forest", "paths")
 
 #: a schedule this close to the bound is not searched any further; the mirror image of the best one need not be
-#: as close
-_CLOSE, _GOOD = Fraction(102, 100), Fraction(108, 100)
+#: as close, and AllReduce's even less
+_CLOSE, _GOOD, _FAIR = Fraction(102, 100), Fraction(108, 100), Fraction(110, 100)
 #: Times that differ by less than this part of the bound are taken as equal.
 _GRAINS = 256
 
@@ -81,11 +81,13 @@ def _mirror_schedules(problem: Problem) -> Iterator[Schedule]:
         if problem.out_of_time:
             return
         name = "broadcast" if problem.name == "reduce" else "allgather"
-        image = _best(mirror.part_of(problem, name, cut, turned=True), "auto").schedule
+        original = mirror.part_of(problem, name, cut, turned=True)
+        found = _best(original, "auto")
+        image = found.schedule
         # The image has as many chunks as it likes unless `cut` says how many.
         part = mirror.part_of(problem, "reducescatter", image.collective) if both else problem
         sums = _judge(part, mirror.reflected(part, image))
-        if _ratio(part, sums) > _GOOD and not problem.latency_counts:
+        if _ratio(part, sums) > max(_GOOD, _CLOSE * _ratio(original, found)) and not problem.latency_counts:
             sums = min(sums, *(_judge(part, s) for s in engines.regrown(part, sums.schedule)), key=lambda c: c.merit)
         if not both:
             yield sums.schedule
@@ -286,7 +288,7 @@ def _improvable(problem: Problem, best: _Candidate, finest: _Candidate) -> bool:
         return False
     # Behind the mirror image of copies such a search has been.
     if finest.schedule.method.startswith("mirror"):
-        return problem.name == "allreduce" and _ratio(problem, best) > _GOOD
+        return problem.name == "allreduce" and _ratio(problem, best) > _FAIR
     return _ratio(problem, best) > _CLOSE
 
 
