@@ -70,10 +70,15 @@ class Problem:
         """Whether the caller's time limit has passed."""
         return perf_counter() > self.deadline
 
+    @property
+    def least(self) -> Fraction:
+        """Seconds per byte that no schedule of trees can beat (the engines make no others)."""
+        return self.bound.tree_seconds_per_byte or self.bound.seconds_per_byte
+
     def floor(self, units: int) -> int:
-        """The bound in whole ticks for a payload of `units` unit pieces: no schedule is shorter."""
+        """`least` in whole ticks for a payload of `units` unit pieces."""
         tick = Clock.of(self.topology, 1, None).seconds_per_tick
-        ticks = self.bound.seconds_per_byte * units / tick
+        ticks = self.least * units / tick
         return -(-ticks.numerator // ticks.denominator)
 
     # --- numbers of pieces ----------------------------------------------------------------------

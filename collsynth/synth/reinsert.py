@@ -39,7 +39,7 @@ _SECOND = 0.75
 _PATIENCE = 4000
 
 #: servers looked at, at most, once this ratio to the bound is reached; beyond, `_MOST_WORK`
-_WORK, _MOST_WORK = ((1.05, 300_000), (1.10, 600_000)), 1_500_000
+_WORK, _MOST_WORK = ((1.05, 300_000), (1.10, 500_000)), 1_200_000
 
 #: ways with the slots in which a unit starts
 Placed = list[tuple[Way, int]]
@@ -282,10 +282,11 @@ class Reinsertion:
                 limit = max(self.floor, min(reach - 1, self.floor + (reach - self.floor) * 4 // 5))
                 stalled, total = 0, self._tighten(limit)
             elif stalled > _PATIENCE:
-                if limit >= reach - 1:
+                # From the last limit on only where the gap is large: other random choices may do.
+                if limit >= reach - 1 and reach * self.tick <= _WORK[-1][0] * self.ticks_floor:
                     break
                 self._reset(best)
-                limit = (limit + reach) // 2
+                limit = min((limit + reach) // 2, reach - 1)
                 stalled, total = 0, self._tighten(limit)
             else:
                 fewer = self._change(total, limit)

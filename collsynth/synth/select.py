@@ -222,20 +222,19 @@ def _judge(problem: Problem, schedule: Schedule) -> _Candidate:
 def _best(problem: Problem, method: str) -> _Candidate:
     """The best candidate of the method, or of all methods that accept."""
     auto = method == "auto"
-    order = [*entry_names("algorithms"), *ENGINES] if auto else [method]
-    if problem.spec.exact:
-        if method not in _EXACT:
-            raise RefusedError(f"{method} cannot promise the exact rate")
-        order = [n for n in _EXACT[1:] if auto or n == method]
+    if problem.spec.exact and method not in _EXACT:
+        raise RefusedError(f"{method} cannot promise the exact rate")
     best: _Candidate | None = None
     finest: _Candidate | None = None
     reasons: list[str] = []
-    for name in order:
+    for name in _order(problem, method):
         engine = _engine(name)
         reason = engine.accepts(problem)
         if reason is not None:
             if not auto:
                 raise RefusedError(f"{name} {reason}")
+            continue
+        if name == "mirror" and best is not None and _pointless(problem, best):
             continue
         try:
             for schedule in engine.schedules(problem):
@@ -266,9 +265,8 @@ def _best(problem: Problem, method: str) -> _Candidate:
 
 
 def _ratio(problem: Problem, candidate: _Candidate) -> Fraction:
-    """Makespan over the bound."""
-    limit = problem.bound.seconds_per_byte
-    return makespan(candidate.schedule) / limit if limit else Fraction(1)
+    """Makespan over the least that trees can do."""
+    return makespan(candidate.schedule) / problem.least if problem.least else Fraction(1)
 
 
 def _done(problem: Problem, best: _Candidate, name: str) -> bool:
@@ -292,10 +290,32 @@ def _improvable(problem: Problem, best: _Candidate, finest: _Candidate) -> bool:
     return _ratio(problem, best) > _CLOSE
 
 
+def _pointless(problem: Problem, best: _Candidate) -> bool:
+    """Whether ReduceScatter and AllGather in turn cannot beat this."""
+    bandwidth = problem.name == "allreduce" and not problem.latency_counts
+    return bandwidth and not problem.spec.exact and _ratio(problem, best) <= _in_turn_ratio(problem)
+
+
 def _in_turn_is_optimal(problem: Problem) -> bool:
     """Whether ReduceScatter and AllGather one after the other are (nearly) the best AllReduce."""
-    both, least = problem.bound.rs_ag_seconds_per_byte, problem.bound.seconds_per_byte
-    return both is not None and both <= (1 if problem.spec.exact else _CLOSE) * least
+    return _in_turn_ratio(problem) <= (1 if problem.spec.exact else _CLOSE)
+
+
+def _in_turn_ratio(problem: Problem) -> Fraction:
+    """ReduceScatter and AllGather one after the other over the least that trees can do."""
+    return (problem.bound.rs_ag_seconds_per_byte or 0) / problem.least if problem.least else Fraction(1)
+
+
+def _order(problem: Problem, method: str) -> list[str]:
+    """The engines to ask, those first that may spare the others."""
+    if problem.spec.exact:
+        return [name for name in _EXACT[1:] if method in ("auto", name)]
+    if method != "auto":
+        return [method]
+    order = list(ENGINES)
+    if problem.name == "allreduce" and _in_turn_ratio(problem) > _FAIR:
+        order.sort(key="mirror".__eq__)
+    return [*entry_names("algorithms"), *order]
 
 
 def _result(problem: Problem, best: _Candidate, seconds: float) -> SynthResult:

@@ -70,6 +70,8 @@ class Slots:
 
     def _room(self, way: Way) -> int:
         """The slots in which a unit can start along the way."""
+        if len(way.uses) == 1:
+            return self._window(way.uses[0][0])
         room = -1
         for server, offset in way.uses:
             found = self._open[server]
@@ -91,6 +93,15 @@ class Slots:
     def take(self, way: Way, start: int) -> bool:
         """A unit starts along the way, unless that does not fit; returns whether it does."""
         opened = self._open
+        if len(way.uses) == 1:  # by far the most frequent
+            only = way.uses[0][0]
+            free = self._window(only)
+            if not free >> start & 1:
+                return False
+            self._starts[only] |= 1 << start
+            low = max(0, start - way.slots + 1)
+            opened[only] = free & ~(((1 << (start + way.slots - low)) - 1) << low)
+            return True
         rooms = []
         for server, offset in way.uses:
             room = opened[server]
